@@ -28,7 +28,8 @@ from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.shuffle import BatchPart
 from recsys.data.store import InteractionStore
 from recsys.models.config import SasRecConfig
-from recsys.tasks.retrieval.training.batches import BatchSource, ReadCount
+from recsys.tasks.batch_parts import ReadCount
+from recsys.tasks.retrieval.training.batches import BatchSource
 from recsys.tasks.retrieval.training.sequences import SequenceSource
 
 Case = StrEnum("Case", {"TOWERS": "two towers", "SEQUENCES": "sequences", "FULL": "full softmax"})

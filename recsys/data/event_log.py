@@ -298,6 +298,17 @@ class UserLog(Generic[ShardT]):
         """Returns the index in the log of each entry's user `[b]` int64."""
         return np.searchsorted(self.offsets, entries, side="right") - 1
 
+    def slices(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the start and end of the entries of `users` `[b]` int64.
+
+        Args:
+            users: Users of the log `[b]`; -1 without entries, which gives an empty slice.
+        """
+        known, offsets = users >= 0, self.offsets
+        start, end = np.zeros((2, len(users)), np.int64)
+        start[known], end[known] = offsets[users[known]], offsets[users[known] + 1]
+        return start, end
+
     def _column(self, name: str, dtype: Any = None) -> ShardedColumn:
         return ShardedColumn([getattr(shard, name) for shard in self.shards], dtype)
 

@@ -142,6 +142,11 @@ class SplitRule:
         return cls.from_json(json.loads(text)) if text else cls()
 
     @property
+    def has_cut(self) -> bool:
+        """Whether the held-out events come after a time, the cut."""
+        return self.order == "time" and self.split not in ("random", "given")
+
+    @property
     def text(self) -> str:
         """The rule as JSON."""
         return json.dumps(self.to_json())

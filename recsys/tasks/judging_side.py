@@ -31,6 +31,23 @@ class LeftOutError(Exception):
     """A baseline can't be fitted to these data; the text is the reason, as a sentence."""
 
 
+def of_some_users(user: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
+    """Returns which queries to keep `[n]` bool, so that at most `most` are left.
+
+    Users are drawn at random, each with all queries; a user with too many for the remaining
+    number is skipped. If none fits, the user with the fewest queries is kept.
+    """
+    users, counts = np.unique(user, return_counts=True)
+    chosen, room = [], most
+    for place in np.random.default_rng(seed).permutation(len(users)).tolist():
+        if counts[place] <= room:
+            chosen.append(place)
+            room -= int(counts[place])
+        if not room:
+            break
+    return np.isin(user, users[chosen or [int(counts.argmin())]])
+
+
 class Baseline(Strict):
     """A model that is fitted in seconds; a subclass is registered under a name.
 

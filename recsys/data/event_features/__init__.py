@@ -14,3 +14,4 @@ from recsys.data.event_features.feature import labels_of as labels_of
 from recsys.data.event_features.feature import load_event_features as load_event_features
 from recsys.data.event_features.feature import save_event_features as save_event_features
 from recsys.data.event_features.feature import time_column_of as time_column_of
+from recsys.data.event_features.feature import values_at as values_at

@@ -190,6 +190,17 @@ class LearnedFeature:
         )
 
 
+def values_at(value: str, now: np.ndarray, idle_s: np.ndarray) -> pa.Array:
+    """Returns the values of a feature of query times.
+
+    Args:
+        value: `time`, or `gap`.
+        now: Query times `[n]`.
+        idle_s: Time since the user's last event `[n]`; -1 without one.
+    """
+    return pa.array(now) if value == "time" else pa.array(idle_s, mask=idle_s < 0)
+
+
 def encode_features(
     features: Sequence[LearnedFeature], values: Mapping[str, pa.Array]
 ) -> dict[str, Encoded]:

@@ -29,7 +29,7 @@ from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
 from recsys.models.summary import damaged
 from recsys.tasks.ranking.rows import Read, Rows, is_row_feature, model_inputs
-from recsys.tasks.retrieval.raw_events import MISSING, RAW, RawEvents
+from recsys.tasks.raw_events import MISSING, RAW, RawEvents
 
 PROBE = "rank_probe.npz"
 _SCORE = "score."

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from recsys.data.catalogue import Catalogue, bags_of, bags_of_histories
-from recsys.data.event_features import LearnedFeature
+from recsys.data.event_features import LearnedFeature, values_at
 from recsys.data.event_log import (
     HistoryLog,
     ShardedColumn,
@@ -25,7 +25,6 @@ from recsys.data.row_log import RowLog
 from recsys.data.store import InteractionStore, LogUsers
 from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs, trained_rows
-from recsys.tasks.retrieval.judging.queries import has_cut, slices_of, values_at
 
 Part = Literal["train", "eval"]
 State = Literal["cut", "live"]
@@ -142,7 +141,7 @@ class Rows:
             config,
             statistics if is_cut else None,
             is_cut,
-            is_cut and has_cut(store),
+            is_cut and store.split.has_cut,
         )
 
     def read(self, numbers: np.ndarray) -> Read:
@@ -232,7 +231,7 @@ class Rows:
         """
         slices = []
         for past, of in zip(self.pasts, self.user_of, strict=True):
-            slices.append((past, *slices_of(past, user if of is None else of[user])))
+            slices.append((past, *past.slices(user if of is None else of[user])))
         last, start, _ = slices[-1]
         slices[-1] = (last, start, start if self.is_cut else end)
         return _Histories(tuple(slices), self.config.history)

@@ -26,7 +26,7 @@ from recsys.models.inference import Inference, embed_queries
 from recsys.models.inputs import Given, ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.summary import damaged
-from recsys.tasks.retrieval.raw_events import MISSING, RAW, RawEvents
+from recsys.tasks.raw_events import MISSING, RAW, RawEvents
 
 _PROBE = "probe.npz"
 _QUERIES = 1000

@@ -24,6 +24,7 @@ from recsys.tasks.judging_side import (
     LeftOutError,
     Progress,
     Slice,
+    of_some_users,
 )
 from recsys.tasks.ranking.judging.baselines import ItemMean, Predictions
 from recsys.tasks.ranking.judging.case import Case, Measured, make_slices
@@ -36,7 +37,6 @@ from recsys.tasks.ranking.judging.labelled_rows import (
 from recsys.tasks.ranking.judging.report_figures import calibration, coverage, rates
 from recsys.tasks.ranking.judging.systems import System, open_bundle, open_folder, open_object
 from recsys.tasks.ranking.rows import Part, Rows, State, is_row_feature, no_labels
-from recsys.tasks.retrieval.judging.queries import has_cut, of_some_users
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -104,7 +104,7 @@ class RankingJudging(JudgingSide[System, Case, Measured]):
         self, systems: Mapping[str, System]
     ) -> Mapping[str, tuple[Case, Sequence[Baseline]]]:
         """Returns the case of the other state, if the two differ."""
-        if not has_cut(self.data.store):
+        if not self.data.store.split.has_cut:
             return {}
         other = _OTHER[self.stage.evaluate.state]
         return {other: (self._case(other, systems[MODEL].labels), [ItemMean()])}
@@ -177,7 +177,7 @@ class RankingJudging(JudgingSide[System, Case, Measured]):
 
     def _rates(self, train: LabelledRows, held_out: LabelledRows) -> dict[str, Any] | None:
         store = self.data.store
-        return rates(train, held_out, store.cut) if has_cut(store) else None
+        return rates(train, held_out, store.cut) if store.split.has_cut else None
 
     @functools.cached_property
     def _inputs(self) -> ModelInputs:

@@ -18,10 +18,11 @@ from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs
 from recsys.models.ranking_config import RankingConfig
+from recsys.tasks.batch_parts import ReadCount, drop_rows, hidden
 from recsys.tasks.config import TrainConfig
 from recsys.tasks.ranking.rows import LABEL, Read, Rows, model_inputs
 from recsys.tasks.ranking.training.training_rows import TrainingRows
-from recsys.tasks.retrieval.training.batches import Batch, ReadCount, drop_rows, hidden
+from recsys.tasks.training_side import Batch
 
 
 class Drawn(NamedTuple):

@@ -11,11 +11,12 @@ import pyarrow as pa
 from recsys.data.catalogue import Catalogue
 from recsys.data.catalogue import of_history as history_input
 from recsys.data.dataset import Data
+from recsys.data.event_features import values_at
 from recsys.data.event_log import AGES, ASKED_AT, ages, minutes
 from recsys.data.store import InteractionStore
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, ranges
-from recsys.tasks.retrieval.judging.queries import Queries, has_cut, slices_of, values_at
+from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.systems import System
@@ -119,9 +120,9 @@ def _queries_at_cut(
     """Returns a query for each user at the cut, with the context of the first held-out event."""
     store, n = data.store, len(ids)
     past = store.train.history
-    starts, ends = slices_of(past, trained)
+    starts, ends = past.slices(trained)
     places, offsets = ranges(starts, ends - starts), np.cumsum([0, *(ends - starts)])
-    own, own_ends = slices_of(store.train, trained)
+    own, own_ends = store.train.slices(trained)
     seen = store.train.item_row[ranges(own, own_ends - own)]
     of_history, of_query = {}, {}
     now = np.full(n, store.cut)
@@ -137,7 +138,7 @@ def _queries_at_cut(
         if len(past):
             attribute = RaggedRows(past.features[one.name][places], offsets)
             of_history[history_input(one.name)] = attribute
-        if one.feature.value in ("time", "gap") and has_cut(store):
+        if one.feature.value in ("time", "gap") and store.split.has_cut:
             of_query[one.name] = one.encode(values_at(one.feature.value, now, idle_s))
         elif len(store.eval):
             found = store.eval.features[one.name][first]

@@ -12,14 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from recsys.data.catalogue import of_history as history_input
-from recsys.data.event_features import LearnedFeature
+from recsys.data.event_features import LearnedFeature, values_at
 from recsys.data.event_log import (
     AGES,
     ASKED_AT,
-    EventLog,
     HistoryLog,
     ages,
     input_dtype,
@@ -29,6 +27,7 @@ from recsys.data.event_log import (
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
+from recsys.tasks.judging_side import of_some_users
 
 Protocol = Literal["each_moment", "at_cut"]
 
@@ -175,7 +174,7 @@ def make_queries(
             of_history[history_input(name)] = before(_feature(name))
         if name in inputs:
             of_query[name] = log.features[name][starts]
-            if kind == "at_cut" and has_cut(store) and one.feature.value in ("time", "gap"):
+            if kind == "at_cut" and store.split.has_cut and one.feature.value in ("time", "gap"):
                 of_query[name] = one.encode(values_at(one.feature.value, now, idle_s))
     return Queries(
         user=user,
@@ -193,22 +192,6 @@ def _feature(name: str) -> Callable[[HistoryLog], Any]:
     return lambda log: log.features[name]
 
 
-def has_cut(store: InteractionStore) -> bool:
-    """Returns whether the held-out events come after a time, the cut."""
-    return store.split.order == "time" and store.split.split not in ("random", "given")
-
-
-def values_at(value: str, now: np.ndarray, idle_s: np.ndarray) -> pa.Array:
-    """Returns the values of a feature of query times.
-
-    Args:
-        value: `time`, or `gap`.
-        now: Query times `[n]`.
-        idle_s: Time since the user's last event `[n]`; -1 without one.
-    """
-    return pa.array(now) if value == "time" else pa.array(idle_s, mask=idle_s < 0)
-
-
 def _idle(
     store: InteractionStore, user: np.ndarray, until: np.ndarray, now: np.ndarray
 ) -> np.ndarray | None:
@@ -222,10 +205,10 @@ def _idle(
         until: End of its history in `store.eval.history` `[n]`.
         now: Query times `[n]`.
     """
-    if not has_cut(store):
+    if not store.split.has_cut:
         return None
     train, held_out = store.train.history, store.eval.history
-    first, end = slices_of(train, store.trained_user[user])
+    first, end = train.slices(store.trained_user[user])
     last = np.full(len(user), -1, np.int64)
     is_known = end > first
     last[is_known] = train.timestamp[end[is_known] - 1]
@@ -253,23 +236,6 @@ def keep_rankable(queries: Queries, is_item: np.ndarray, mask_seen: bool = True)
     return np.asarray(n_taken < is_item.sum())
 
 
-def of_some_users(user: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
-    """Returns which queries to keep `[n]` bool, so that at most `most` are left.
-
-    Users are drawn at random, each with all queries; a user with too many for the remaining
-    number is skipped. If none fits, the user with the fewest queries is kept.
-    """
-    users, counts = np.unique(user, return_counts=True)
-    chosen, room = [], most
-    for place in np.random.default_rng(seed).permutation(len(users)).tolist():
-        if counts[place] <= room:
-            chosen.append(place)
-            room -= int(counts[place])
-        if not room:
-            break
-    return np.isin(user, users[chosen or [int(counts.argmin())]])
-
-
 def _before(
     store: InteractionStore,
     logs: tuple[Any, Any],
@@ -288,7 +254,7 @@ def _before(
         column: Returns a column of a log.
         now: Query times `[n]`, of a column of times: their ages are returned; None: the column.
     """
-    train_start, train_end = slices_of(logs[0], store.trained_user[user])
+    train_start, train_end = logs[0].slices(store.trained_user[user])
     eval_start = logs[1].offsets[user]
     n_train, n_eval = train_end - train_start, starts - eval_start
     offsets = np.concatenate([[0], np.cumsum(n_train + n_eval)])
@@ -304,19 +270,6 @@ def _before(
         rows[start:middle] = before if now is None else ages(now[query], before)
         rows[middle:end] = after if now is None else ages(now[query], after)
     return RaggedRows(rows, offsets)
-
-
-def slices_of(log: EventLog | HistoryLog, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the start and end of the events of `users` `[b]` int64.
-
-    Args:
-        log: Events.
-        users: Users of the log `[b]`; -1 without events, which gives an empty slice.
-    """
-    known, offsets = users >= 0, log.offsets
-    start, end = np.zeros((2, len(users)), np.int64)
-    start[known], end[known] = offsets[users[known]], offsets[users[known] + 1]
-    return start, end
 
 
 def without_twins(rows: np.ndarray, counts: np.ndarray) -> RaggedRows:

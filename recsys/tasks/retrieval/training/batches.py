@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from typing import Self
 
 import numpy as np
@@ -31,35 +30,16 @@ from recsys.data.shuffle import WHOLE, BatchPart, epoch_order
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 from recsys.models.config import RetrievalConfig
+from recsys.tasks.batch_parts import ReadCount, drop_rows, hidden
 from recsys.tasks.config import TrainConfig
 from recsys.tasks.retrieval.training.sampling import BatchCandidates, HardNegatives
-
-Batch = dict[str, np.ndarray]
+from recsys.tasks.training_side import Batch
 
 _DERIVED = ("item_row", "id_row", "log_q", ITEM, PLACE)
 """Arrays of a batch that are drawn or looked up, not read, except for the positives."""
 
 _OF_EVENTS = (ASKED_AT, "weight", "known")
 """Arrays that are passed on as they were read."""
-
-
-class ReadCount:
-    """Counts the bytes read for batches; thread-safe.
-
-    Attributes:
-        batches: Number of batches read, or of parts of them.
-        bytes: Bytes read for them: ids, histories, weights and features.
-    """
-
-    def __init__(self) -> None:
-        self.batches = self.bytes = 0
-        self._lock = threading.Lock()
-
-    def add(self, batches: int, n_bytes: int) -> None:
-        """Adds the bytes read for some batches."""
-        with self._lock:
-            self.batches += batches
-            self.bytes += n_bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -344,21 +324,6 @@ class BatchSource:
         """Table row that each item row reads `[item rows]` int32; 0 for items without events."""
         rows = np.arange(len(self._counts), dtype=np.int32)
         return np.where(self._counts > 0, rows, np.int32(UNKNOWN_ROW))
-
-
-def drop_rows(
-    rows: np.ndarray, share: float, random: np.random.Generator, part: BatchPart
-) -> np.ndarray:
-    """Returns the part's `rows` `[n, …]` with a share of them replaced by row 0 [0..1)."""
-    if not share:
-        return rows
-    return np.where(part.uniform(rows.shape, random) < share, np.int32(UNKNOWN_ROW), rows)
-
-
-def hidden(x: np.ndarray, is_hidden: np.ndarray, missing: int = 0) -> np.ndarray:
-    """Returns `x` `[…, …]` with the entries at `is_hidden` `[…]` replaced by `missing`."""
-    mask = is_hidden.reshape(*is_hidden.shape, *[1] * (x.ndim - is_hidden.ndim))
-    return np.where(mask, x.dtype.type(missing), x)
 
 
 # --- unique items of histories

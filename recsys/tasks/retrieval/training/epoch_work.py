@@ -30,9 +30,9 @@ from recsys.models.inputs import EventInput
 from recsys.ragged import RaggedRows, ranges
 from recsys.strict import Repeats
 from recsys.tasks.config import HardNegativesConfig
+from recsys.tasks.judging_side import of_some_users
 from recsys.tasks.retrieval.judging.queries import (
     Queries,
-    of_some_users,
     repeated,
     without,
     without_twins,

@@ -21,8 +21,10 @@ from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
 from recsys.models.config import RetrievalConfig
+from recsys.tasks.batch_parts import drop_rows
 from recsys.tasks.config import TrainConfig
-from recsys.tasks.retrieval.training.batches import Batch, BatchSource, drop_rows, read_events
+from recsys.tasks.retrieval.training.batches import BatchSource, read_events
+from recsys.tasks.training_side import Batch
 
 NO_STATE = -1
 """Column of an example without an earlier item."""

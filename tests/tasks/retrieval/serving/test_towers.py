@@ -22,7 +22,7 @@ from recsys.models.config import (
 )
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.tasks.model_folder import load_model, save_model
-from recsys.tasks.retrieval.raw_events import MISSING, RawEvents
+from recsys.tasks.raw_events import MISSING, RawEvents
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from recsys.data.catalogue import FeatureBags
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
 from recsys.models.config import SasRecConfig, TwoTowerConfig
-from recsys.tasks.retrieval.training.batches import ReadCount
+from recsys.tasks.batch_parts import ReadCount
 from recsys.tasks.retrieval.training.sampling import HardNegatives
 from recsys.tasks.retrieval.training.sequences import SequenceSource
 from recsys.training.prefetch import read_ahead
