@@ -88,7 +88,7 @@ class RawEvents:
         of_events = _encoded(features, history, gaps_of(self.times)[:, :-1])
         known = {
             **asked,
-            **{of_history(k): x.reshape(n, length, -1) for k, x in of_events.items()},
+            **{of_history(k): x.reshape(n, length, *x.shape[1:]) for k, x in of_events.items()},
             ASKED_AT: np.where(self.now == MISSING, UNKNOWN, minutes(self.now)),
             AGES: self._ages(),
         }

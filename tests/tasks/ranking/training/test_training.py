@@ -89,7 +89,7 @@ def test_a_training_learns_and_calibrates_what_the_source_thinned(data, tmp_path
 
 @pytest.mark.parametrize("loss", ["listwise", pytest.param("pairwise", marks=pytest.mark.thorough)])
 def test_losses_over_impressions_learn(data, tmp_path, loss):
-    train_here(stage(loss=loss, epochs=8), data.folder, tmp_path / "model")
+    train_here(stage({"history": 0}, loss=loss, epochs=8), data.folder, tmp_path / "model")
     scores, read, _ = scores_of(tmp_path / "model", data)
     assert auc(scores[:, 0], read["label.click"]) > 0.68
 
