@@ -92,6 +92,10 @@ class RankingConfig(QueryConfig):
             )
         if len({*names}) < len(names):
             raise ValueError(f"model.labels must not repeat names; received {names}")
+        if taken := {"known", "known_items"}.intersection(names):
+            raise ValueError(
+                f"the label {min(taken)} must have another name: a bundle has an output of this one"
+            )
         for name in names:
             if (given := labels[name].given) and given not in names:
                 raise ValueError(

@@ -242,6 +242,7 @@ def test_a_warm_start_carries_the_heads_of_labels_by_name():
         (LABELS, {"label_weights": {"like": 2.0}}, "label_weights must name.*'like'"),
         (LABELS, {"labels": ("buy", "watch")}, "must have click too, which buy is given"),
         (LABELS, {"labels": ("click", "click")}, "must not repeat"),
+        ({"known": YES}, {}, "must have another name"),
         (LABELS, {"labels": ("click",), "label_weights": {"buy": 2.0}}, "labels of model.labels"),
         ({"like": YES}, {"label_weights": {"like": 0.0}}, "a weight above 0"),
     ],
