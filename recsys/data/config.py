@@ -254,8 +254,8 @@ class ValidationConfig(Strict):
     """Exponent of an item's training positives in the probability of its events, for `popular`; 0
     equals `random`. `null`: estimated from the marked validation part."""
     metric: Annotated[str, Field(pattern=_MONITORED)] = "recall@10"
-    """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`; for ranking `roc_auc`, its default, `gauc`,
-    `log_loss` or, if the first label is an amount, `squared_error`."""
+    """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`; for ranking `log_loss`, its default,
+    `roc_auc`, `gauc` or, if the first label is an amount, `squared_error`."""
     every_epochs: PositiveInt = 1
     """Number of epochs between two evaluations."""
     patience: PositiveInt | None = 3

@@ -130,7 +130,7 @@ class FieldRankerConfig(RankingConfig):
     """Widths of the layers above the features [floats]."""
     activation: Literal["silu", "relu", "gelu", "tanh"] = "relu"
     """Activation of the hidden layers."""
-    dropout: Dropout = 0.1
+    dropout: Dropout = 0.3
     """Dropout rate of the activations [0..1)."""
     heads: Literal["shared", "mmoe", "ple"] = "shared"
     """What the labels share: `shared`, all layers but their towers; `mmoe`, experts that each label

@@ -37,7 +37,9 @@ class Ranking(Task):
     train: ClassVar[Mapping[str, Any]] = {
         "batch_size": 512,
         "epochs": 20,
-        "table_learning_rate": 0.01,
+        "table_optimizer": {"type": "lazy_adam"},
+        "table_learning_rate": 0.001,
+        "tower_learning_rate": 0.0005,
         "calibration": "temperature",
-        "validation": {"share": 0.1, "metric": "roc_auc", "max_queries": 200_000},
+        "validation": {"share": 0.1, "metric": "log_loss", "max_queries": 200_000},
     }
