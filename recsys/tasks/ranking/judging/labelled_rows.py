@@ -102,15 +102,35 @@ class LabelledRows:
         taken = {name: _taken(getattr(self, name), which) for name in _COLUMNS}
         return dataclasses.replace(self, **taken)
 
-    def with_negatives(self, seed: int) -> LabelledRows:
+    @property
+    def drawn_labels(self) -> list[str]:
+        """Names of the labels that drawn items have."""
+        return [n for n, x in self.labels.items() if not np.isnan(x[self.is_drawn]).all()]
+
+    def among_drawn(self, probability: np.ndarray) -> np.ndarray:
+        """Returns probabilities `[n]` of a label among the rows and the drawn items.
+
+        Args:
+            probability: Probabilities among all items of the catalogue `[n]`, of which
+                `NEGATIVES` are drawn uniformly for each row.
+        """
+        odds = probability * (self.rows.inputs.catalogue.is_item.sum() / NEGATIVES)
+        return odds / (odds + 1.0 - probability)
+
+    def with_negatives(self, seed: int, labels: Mapping[str, LabelConfig]) -> LabelledRows:
         """Returns the rows with label 1, each with `NEGATIVES` drawn items with label 0.
 
         Items are drawn uniformly from the catalogue, without those of the user's rows. They have
-        no impression, and their amounts are unknown.
+        no impression, and labels that don't depend on the first one are unknown.
 
         Args:
             seed: Seed of the draws.
+            labels: The labels by name, each after its `given`.
         """
+        zero = {self.trained_label}
+        for name, label in labels.items():
+            if label.given in zero and not label.is_amount:
+                zero.add(name)
         positive = self.select(self.labels[self.trained_label] > 0)
         is_item = self.rows.inputs.catalogue.is_item
         rng = np.random.default_rng([seed, _SEED_OF_NEGATIVES])
@@ -122,8 +142,7 @@ class LabelledRows:
             other,
             item_row=drawn,
             labels={
-                name: np.full(len(other), 0.0 if self.kinds[name] == "yes_no" else np.nan)
-                for name in self.labels
+                name: np.full(len(other), 0.0 if name in zero else np.nan) for name in self.labels
             },
             impression=None if self.impression is None else np.zeros_like(other.impression),
             is_drawn=np.ones(len(other), bool),

@@ -48,7 +48,8 @@ _FIT_S = 6 * 3600.0
 _OTHER: dict[State, State] = {"cut": "live", "live": "cut"}
 _DRAWN = (
     "No row has label 0, so these are probabilities among the rows and"
-    f" {NEGATIVES} random items for each: they order items, and are no rates of what is shown."
+    f" {NEGATIVES} random items for each; a model's, which are among all items, are converted. They"
+    " are no rates of what is shown."
 )
 
 
@@ -228,7 +229,7 @@ class RankingJudging(JudgingSide[System, Case, Measured]):
             rows = rows.select(of_some_users(rows.user, config.max_queries, config.seed))
         n_users = len(np.unique(rows.user))
         if self._draws_negatives(rows.trained_label):
-            rows = rows.with_negatives(config.seed)
+            rows = rows.with_negatives(config.seed, labels)
         counts = {
             "users": len(np.unique(rows.user)),
             "users_chosen": n_users,
@@ -245,9 +246,10 @@ class RankingJudging(JudgingSide[System, Case, Measured]):
         if self._trained is None:
             config, part = self.stage.evaluate, self._rows("train", "live")
             newest = newest_events(part.log, config.baseline_events)
-            rows = LabelledRows.of(part, newest, self._labels([*case.rows.labels]))
+            labels = self._labels([*case.rows.labels])
+            rows = LabelledRows.of(part, newest, labels)
             is_drawn = case.rows.is_drawn.any()
-            self._trained = rows.with_negatives(config.seed) if is_drawn else rows
+            self._trained = rows.with_negatives(config.seed, labels) if is_drawn else rows
         return self._trained
 
 

@@ -151,10 +151,11 @@ class System:
             progress: Called with the number of finished rows and the total.
         """
         part = dataclasses.replace(rows.rows, config=self._predictor.config)
+        is_drawn = bool(rows.is_drawn.any())
 
         def read(which: np.ndarray) -> Read:
             found = part.read(rows.numbers[which])
-            if rows.is_drawn[which].any():
+            if is_drawn:  # Features of rows are those of drawn items for all.
                 found = part.of_items(found, rows.item_row[which])
             return self._own(found, rows.user[which])
 
@@ -164,7 +165,10 @@ class System:
             done += len(block)
             if progress is not None:
                 progress(done, len(rows))
-        return {name: predicted[:, number] for number, name in enumerate(self.labels)}
+        found = {name: predicted[:, number] for number, name in enumerate(self.labels)}
+        return found | {
+            name: rows.among_drawn(found[name]) for name in rows.drawn_labels if name in found
+        }
 
     def _own(self, read: Read, user: np.ndarray) -> Read:
         """Returns rows that were read from the data in the system's own rows."""

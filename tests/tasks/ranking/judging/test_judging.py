@@ -292,12 +292,19 @@ def test_positives_alone_are_judged_against_drawn_items(tmp_path):
     rows = [r for r in shown(n_users=30, n=6) if r.click]
     data = ingested(tmp_path, rows, sampled=None)
     config, owner = stage(baselines=("constant",)), SimpleNamespace(data=data)
-    content = judged(owner, {"model": system_of(data)}, config)
+    n_items = int(data.catalogue.is_item.sum())
+    p = 1.2 / n_items  # Among all items; of which some are drawn.
+    system = system_of(data, lambda item, tv, n: np.full(len(item), p))
+    content = judged(owner, {"model": system}, config)
     held_out = [r for r in rows if r.time >= data.store.cut]
     n_drawn = content["rows"] - len(held_out)
     assert 0.7 * NEGATIVES * len(held_out) < n_drawn <= NEGATIVES * len(held_out)
     assert content["negatives"]["per_row"] == NEGATIVES
     assert content["baselines"]["constant"]["roc_auc"] == 0.5
+    odds = p / (1 - p) * n_items / NEGATIVES
+    share = len(held_out) / content["rows"]
+    value = np.log(1 + odds) - share * np.log(odds)
+    assert content["metrics"]["log_loss"] == pytest.approx(value, abs=1e-9)
 
 
 def test_a_threshold_on_a_metric_that_no_label_has_is_named(world):
