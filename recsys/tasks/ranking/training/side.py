@@ -10,14 +10,14 @@ import numpy as np
 from recsys.data.row_log import RowLog
 from recsys.data.shuffle import WHOLE, BatchPart
 from recsys.distributed.coordination import agreed
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
 from recsys.models.ranking_model import RankingModel
 from recsys.tasks.config import TrainConfig, TrainStage
 from recsys.tasks.ranking.calibration_file import KINDS, save_calibration
 from recsys.tasks.ranking.probe import save_probe
-from recsys.tasks.ranking.rows import LABEL, Rows, known
+from recsys.tasks.ranking.rows import LABEL, Rows, is_row_feature, known
 from recsys.tasks.ranking.training.batches import RowSource
 from recsys.tasks.ranking.training.epoch_work import HeldBackRows, RankingEpochWork
 from recsys.tasks.ranking.training.other_batches import SampledNegatives, WholeImpressions
@@ -78,9 +78,18 @@ class RankingTraining(TrainingSide):
 
         Raises:
             RecsysError: The first label is constant, and negatives can't be drawn (R393).
+            UsageError: A key needs rows with the first label 0 (R398).
         """
         first, remarks = events.first_label, list[str]()
         if self.inputs.labels[first].is_amount:
+            if train.negative_share < 1:
+                raise UsageError(
+                    "R398",
+                    f"train.negative_share is of rows with label 0, and the first label, {first},"
+                    " is an amount.",
+                    "Set it to 1, or name a yes/no label first in model.labels.",
+                    train.negative_share,
+                )
             return remarks
         if not events.positives:
             raise RecsysError(
@@ -96,12 +105,26 @@ class RankingTraining(TrainingSide):
                 f"{n_unknown:,} of {len(events):,} training rows have no known label {first}."
             )
         if events.source == "sampled":
+            self._check_drawn(first)
             remarks.append(
                 f"No row has the label {first} 0, so {train.negatives_per_row} items are drawn from"
                 " the catalogue for each row as negatives. Probabilities are then those of an event"
                 " of the user to be of the item, among all items."
             )
         return remarks
+
+    def _check_drawn(self, first: str) -> None:
+        """Raises `UsageError` if a model would read statistics, which drawn items don't have."""
+        statistics = [one.name for one in self.inputs.event_features if is_row_feature(one)]
+        if statistics:
+            raise UsageError(
+                "R398",
+                f"Statistics of earlier events need rows with the label {first} 0: items that are"
+                " drawn as negatives have none.",
+                "Add rows of what was shown, or leave these out of data.interactions.features, and"
+                " ingest again.",
+                ", ".join(statistics),
+            )
 
     def source(self, events: Any, train: TrainConfig, multiple: int, part: BatchPart) -> RowSource:
         """Returns the batches of a training."""

@@ -150,9 +150,11 @@ def _facts(log: RowLog, label: str, is_kept: np.ndarray) -> dict[str, Any]:
     facts: dict[str, Any] = {"positives": n_positives, "negatives": n_negatives}
     is_yes_or_no = log.labels[label].dtype.kind != "f"
     facts["source"] = "sampled" if is_yes_or_no and n_positives and not n_negatives else "rows"
-    if log.rate is None or not is_yes_or_no:
+    if log.rate is None:
         return facts
     rate = np.asarray(log.rate)[is_kept]
+    if not is_yes_or_no:
+        return facts | {"weighs_rate": len(np.unique(rate)) > 1}
     rates = [np.unique(rate[of]) for of in classes]
     if all(len(of) == 1 for of in rates):
         return facts | {"log_rate": float(np.log(rates[1][0]) - np.log(rates[0][0]))}

@@ -4,13 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-from row_worlds import ingested, shown
+from row_worlds import LABELS, ingested, shown
 
 from recsys.config import TrainConfig
 from recsys.data.shuffle import BatchPart
+from recsys.errors import UsageError
 from recsys.models.inputs import ModelInputs
 from recsys.registry import Choice
 from recsys.tasks.config import TrainStage
+from recsys.tasks.ranking.training.epoch_work import HeldBackRows
 from recsys.tasks.ranking.training.side import RankingTraining
 
 N = 32
@@ -21,13 +23,17 @@ def data(tmp_path_factory):
     return ingested(tmp_path_factory.mktemp("rows"), shown(), sampled=None)
 
 
-def source_of(data, model=None, **train):
+def side_of(data, model=None, **train):
     options = {"batch_size": N, "epochs": 3, "validation": None, **train}
     config = Choice("model").read({"type": "dcn_v2", "history": 4, **(model or {})})
     stage = TrainStage(model=config, train=TrainConfig.model_validate(options, strict=False))
-    side = RankingTraining(stage, data.store, ModelInputs.of_data(data))
-    events = side.events(stage.train)
-    return side.source(events, stage.train, 1, BatchPart((0,), 1))
+    return RankingTraining(stage, data.store, ModelInputs.of_data(data))
+
+
+def source_of(data, model=None, **train):
+    side = side_of(data, model, **train)
+    train = side.stage.train
+    return side.source(side.events(train), train, 1, BatchPart((0,), 1))
 
 
 PLAIN = {"id_dropout": 0.0, "attribute_dropout": 0.0, "new_user_share": 0.0}
@@ -111,6 +117,30 @@ def test_drawn_negatives_are_corrected_for_their_probability(tmp_path):
     np.testing.assert_allclose(found, expected, atol=4 / np.sqrt(drawn.size))
     rate = np.concatenate([b["log_rate"] for b in batches])
     np.testing.assert_allclose(rate, np.log(3 * expected[item.ravel()]), rtol=1e-5)
+    # A calibration weighs drawn items as if each item were a negative of each row once.
+    source = source_of(data, PLAIN, negatives_per_row=3, validation={"share": 0.3})
+    held_back = HeldBackRows(source, 10**6)
+    label, weight = held_back.labels["click"], held_back.weight
+    assert (weight[label == 1] == 1).all()
+    n_items = source.inputs.catalogue.is_item.sum()
+    assert weight[label == 0].sum() / (label == 1).sum() == pytest.approx(n_items, rel=0.2)
+
+
+def test_statistics_need_rows_of_negatives(tmp_path):
+    features = [{"name": "item_rows", "kind": "count", "by": "item"}]
+    rows = [row for row in shown() if row.click]
+    side = side_of(ingested(tmp_path, rows, sampled=None, features=features))
+    train = side.stage.train
+    with pytest.raises(UsageError, match=r"R398.*label click 0.*'item_rows'"):
+        side.check(side.events(train), train, 1)
+
+
+def test_amounts_of_rows_that_the_source_thinned_are_weighted(tmp_path):
+    data = ingested(tmp_path, shown(), labels={**LABELS, "depth": {"column": "position"}})
+    source = source_of(data, {**PLAIN, "labels": ["depth"]})
+    click = np.asarray(source.events.rows.labels["click"])[source._drawn(0).rows]
+    own = source.rows.read(source._drawn(0).rows)["weight"]
+    assert source[0]["weight"].tolist() == (own * np.where(click == 0, 2, 1)).tolist()
 
 
 def test_dropout_hides_ids_histories_and_context(data):

@@ -128,8 +128,9 @@ def test_a_killed_training_of_two_processes_ends_with_the_same_bits(data, tmp_pa
         (["click"], {"loss": "listwise"}, "R398"),
         (["click"], {"batch_size": 10_000}, "R320"),
         (["seconds"], {}, "R398"),
+        (["seconds"], {"validation": None, "negative_share": 0.5}, "R398"),
     ],
-    ids=["constant", "no impressions", "few rows", "metric of an amount"],
+    ids=["constant", "no impressions", "few rows", "metric of an amount", "thinned amounts"],
 )
 def test_what_cannot_be_learned_is_named(plain, tmp_path, labels, train, code):
     with pytest.raises(RecsysError) as error:
