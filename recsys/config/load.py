@@ -240,6 +240,15 @@ def _merge(raw: dict[str, Any], changes: Mapping[str, Any]) -> None:
             raw[key] = value
 
 
+def _with_model_type(raw: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with the model of `task`, if `model` has keys and no type."""
+    task, model = Choice("task").config_of(raw.get("task")), raw.get("model")
+    default = getattr(task, "model", None)
+    if default in (None, "auto") or not isinstance(model, dict) or "type" in model:
+        return raw
+    return {**raw, "model": {"type": default, **model}}
+
+
 def _validated(
     kind: type[StrictT], raw: dict[str, Any], path: Path, context: Mapping[str, Any] | None = None
 ) -> StrictT:
@@ -256,7 +265,7 @@ def _validated(
     """
     try:
         # Strict JSON mode: lists become tuples, "4" never becomes 4.
-        text = json.dumps(raw)
+        text = json.dumps(_with_model_type(raw))
         return kind.model_validate_json(text, context=context)
     except pydantic.ValidationError as error:
         problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] != "missing")

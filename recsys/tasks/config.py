@@ -242,7 +242,8 @@ class TrainStage(Stage):
 
     task: Annotated[Any, Choice("task", optional=True)] = None
     """Task: `retrieval`, which items a user takes; `ranking`, the labels of pairs of a user and an
-    item; or one of a plugin. `null`: the model's. Without `model` its default model is used."""
+    item; or one of a plugin. `null`: the model's. Without `model.type` its default model is
+    used."""
     model: Annotated[Any, Choice("model", "two_tower")] = AutoConfig()
     """The model: `two_tower`, which is implied if one of its keys is set; a model of a plugin,
     `{type: name, …}`; or `auto`, which chooses the model, and the keys of `train` that are not

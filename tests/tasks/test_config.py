@@ -10,6 +10,7 @@ import recsys
 from recsys.config import Config, EvaluateStage, TrainConfig, TrainStage
 from recsys.config import stage_of as part_of
 from recsys.losses import SampledSoftmax
+from recsys.registry import name_of
 from recsys.tasks import Task
 
 
@@ -122,3 +123,22 @@ def test_an_evaluation_has_the_defaults_of_the_task():
 def test_what_another_task_judges_by_is_refused_with_what_fits(more, expected):
     with pytest.raises(ValidationError, match=expected):
         ranking(**more)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ("dcn_v2", 16)),
+        (["model={dim: 8}"], ("dcn_v2", 8)),
+        (["model={type: din, dim: 8}"], ("din", 8)),
+        (["task={type: retrieval}", "model={dim: 8}"], ("two_tower", 8)),
+        (["model={type: two_tower}"], "R107"),
+    ],
+)
+def test_a_task_has_a_default_model(words, expected):
+    try:
+        model = recsys.load_config("configs/movielens_ranking.yaml", words).model
+        found = name_of("model", model), model.dim
+    except recsys.RecsysError as error:
+        found = error.code
+    assert found == expected
