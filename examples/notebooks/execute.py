@@ -14,7 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
-NAMES = ("quickstart", "own_data", "keras_distribution")
+NAMES = ("quickstart", "own_data", "ranking", "keras_distribution")
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "100", "PYTHONWARNINGS": "ignore"}
 
 
@@ -43,7 +43,8 @@ def _portable(notebook: nbformat.NotebookNode, folder: str) -> nbformat.Notebook
 
 
 def _is_result(output: nbformat.NotebookNode) -> bool:
-    is_log = output.get("name") == "stderr"
+    # In a notebook TensorFlow logs to stdout.
+    is_log = output.get("name") == "stderr" or output.get("text", "").startswith("INFO:")
     is_script = "application/javascript" in output.get("data", {})  # Beam's, for its own widgets.
     return not is_log and not is_script
 

@@ -205,7 +205,7 @@ class DataConfig(Strict):
         taken = {name for name in names if names.count(name) > 1} | RESERVED_FEATURE_NAMES
         taken_here = sorted(taken.intersection(names))
         if taken_here:
-            raise ValueError(f"feature names must be unique; these are taken: {taken_here}")
+            raise ValueError(f"feature names must be unique and not reserved: {taken_here}")
         for what, side in {"interactions": self.interactions, **self.sides}.items():
             check_crosses(side.features, f"{what}.features")
         return self

@@ -361,6 +361,6 @@ data:
     files: users.csv
     columns: {{user: user_id}}
     features:
-      - {{name: segment, column: segment, kind: category}}
+      - {{name: user_segment, column: segment, kind: category}}
   eval_share: 0.1
 """

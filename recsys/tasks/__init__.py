@@ -23,7 +23,7 @@ from recsys.strict import Strict
 class Task(Strict):
     """A kind of task; a subclass is registered with `recsys.register_task`.
 
-    The registry of tasks is provisional: a release may change the sides' methods.
+    docs/tutorial/own_task.md says what a task needs.
 
     Attributes:
         training: `module:Class` of a `recsys.tasks.training_side.TrainingSide`.

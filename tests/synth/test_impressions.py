@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
+from recsys.config.load import load_config
 from recsys.errors import UsageError
 from recsys.synth import ImpressionsSummary, synthesize_impressions
 
@@ -74,6 +75,10 @@ def test_the_optimum_is_above_every_sum_of_effects(summary: ImpressionsSummary) 
     # Even on the rows that it was fitted to.
     assert best > roc_auc_score(shown["clicked"], additive.predict_proba(one_hots)[:, 1]) + 0.02
     assert best < 0.9
+
+
+def test_its_config_is_valid(summary: ImpressionsSummary) -> None:
+    assert load_config(summary.config).model.task == "ranking"
 
 
 def test_equal_arguments_give_equal_files(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The seam of tasks: a pointwise model from outside the tree goes through every stage."""
+"""The seam of tasks: the task of `examples.custom_task` goes through every stage."""
 
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -18,10 +18,9 @@ from waiting import wait_for
 import recsys
 from recsys.bundles.publishing import publish
 
-PLUGIN = Path(__file__).parent / "plugin"
 N_USERS, N_ITEMS, CUT = 120, 30, 1_000
 CONFIG = {
-    "plugins": ["pointwise_plugin"],
+    "plugins": ["examples.custom_task"],
     "model": {"type": "pointwise", "dim": 8, "init_stddev": 0.3},
     "train": {
         "batch_size": 64,
@@ -31,7 +30,7 @@ CONFIG = {
     },
 }
 JUDGED = {
-    "plugins": ["pointwise_plugin"],
+    "plugins": ["examples.custom_task"],
     "evaluate": {
         "metrics": ["pair_log_loss", "pair_auc"],
         "baselines": ["pair_constant", "pair_item_mean"],
@@ -71,8 +70,7 @@ class World:
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         words = [f"--{key}={value}" for key, value in {"config": path, **options}.items()]
-        paths = os.pathsep.join([str(ROOT), str(PLUGIN)])
-        environment = {**os.environ, "PYTHONPATH": paths, "KERAS_BACKEND": backend}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend}
         command = [sys.executable, "-m", module, f"--data={self.folder / 'data'}", *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -85,10 +83,18 @@ def world(tmp_path_factory):
     world.stage("train", "recsys.stages.train", CONFIG, out=model)
     out = world.folder / "evaluation"
     world.stage("evaluate", "recsys.stages.evaluate", JUDGED, model=model, out=out)
-    export = {"name": "pointwise", "plugins": ["pointwise_plugin"]}
+    export = {"name": "pointwise", "plugins": ["examples.custom_task"]}
     folders = {"model": model, "out": bundle, "evaluation": out}
     world.stage("export", "recsys.stages.export", export, "tensorflow", **folders)
     return world
+
+
+def test_the_tutorial_shows_the_code_of_the_example():
+    text = (ROOT / "docs" / "tutorial" / "own_task.md").read_text()
+    example = (ROOT / "examples" / "custom_task.py").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    assert [block for block in blocks if block not in example] == []
 
 
 def test_it_is_trained_on_positives_and_sampled_negatives(world):

@@ -1,4 +1,9 @@
-"""A task from outside of recsys: the probability that a user takes an item."""
+"""A task of one's own: the probability that a user takes an item.
+
+In a config: `plugins: [examples.custom_task]`, `model: {type: pointwise}`, and the metrics and
+baselines below in `evaluate` and `bless`. The task then trains, judges, exports and serves like a
+built-in one. docs/tutorial/own_task.md reads this file from top to bottom.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -19,14 +24,20 @@ from recsys.tasks.training_side import TrainingSide
 
 @recsys.register_task("pointwise")
 class Pointwise(Task):
-    training: ClassVar[str] = "pointwise_plugin:Training"
-    judging: ClassVar[str] = "pointwise_plugin:Judging"
-    serving: ClassVar[str] = "pointwise_serving:Serving"
+    """Names its three sides; each is imported only in the process that needs it."""
+
+    training: ClassVar[str] = "examples.custom_task:Training"
+    judging: ClassVar[str] = "examples.custom_task:Judging"
+    serving: ClassVar[str] = "examples.custom_task_serving:Serving"
 
 
 @recsys.register_model("pointwise")
 class PointwiseModel(recsys.LookupModel):
+    """A dense layer over the rows and features of a user and an item."""
+
     class Config(recsys.ModelConfig):
+        """The model's options, here only those of every model."""
+
         task: ClassVar[str] = "pointwise"
 
     def __init__(self, spec, **kwargs):
@@ -43,6 +54,7 @@ class PointwiseModel(recsys.LookupModel):
 
 
 def read(inputs, user_row, item_row):
+    """Returns the model's inputs for pairs of rows `[n]`."""
     bags = bags_of(inputs.user_features, user_row) | bags_of(inputs.catalogue.features, item_row)
     return {"user_row": user_row, "id_row": item_row, **bags}
 
@@ -56,6 +68,8 @@ def with_negatives(user_row, item_row, is_item, seed):
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
+    """The batches: a function of the seed and the step, so that a killed training can resume."""
+
     events: object
     inputs: object
     train: object
@@ -92,10 +106,13 @@ class Pairs:
 
 
 class Training(TrainingSide):
+    """Learns from positives and drawn negatives."""
+
     def source(self, events, train, multiple, part):
         return Pairs(events, self.inputs, train, part)
 
     def write(self, folder, model):
+        """Writes scores of some pairs, which the exported model must reproduce."""
         users, items = self.inputs.users.has_id(), self.inputs.items.has_id()
         user_row, item_row = np.flatnonzero(users)[:64], np.flatnonzero(items)[:64]
         n = min(len(user_row), len(item_row))
@@ -106,6 +123,8 @@ class Training(TrainingSide):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
+    """Held-out pairs and drawn negatives; all systems are measured on the same."""
+
     user: np.ndarray
     user_row: np.ndarray
     item_row: np.ndarray
@@ -117,6 +136,8 @@ class Case:
 
 
 class Judging(JudgingSide):
+    """Measures the probabilities of a model, and of baselines, on the held-out pairs."""
+
     def open_model(self, model, name):
         own = getattr(model, "model", model)
         return lambda case: own(read(self._inputs, case.user_row, case.item_row))["logit"]
@@ -156,16 +177,22 @@ class Judging(JudgingSide):
 
 @recsys.register_metric("pair_log_loss")
 class PairLogLoss(LogLoss):
+    """The log loss of rankers, for this task."""
+
     task: ClassVar[str] = "pointwise"
 
 
 @recsys.register_metric("pair_auc")
 class PairAuc(RocAuc):
+    """The ROC AUC of rankers, for this task."""
+
     task: ClassVar[str] = "pointwise"
 
 
 @recsys.register_baseline("pair_constant")
 class Constant(recsys.Baseline):
+    """Probability 1/2 for each pair: half of them are negatives."""
+
     title: ClassVar[str] = "Constant"
     task: ClassVar[str] = "pointwise"
 
@@ -175,6 +202,8 @@ class Constant(recsys.Baseline):
 
 @recsys.register_baseline("pair_item_mean")
 class ItemMean(recsys.Baseline):
+    """The share of positives among the pairs of an item, by its number of events."""
+
     title: ClassVar[str] = "Mean of the item"
     task: ClassVar[str] = "pointwise"
 

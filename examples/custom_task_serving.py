@@ -1,4 +1,4 @@
-"""The serving side of the plugin: a SavedModel that answers the probability of pairs."""
+"""The serving side of `custom_task`: a SavedModel that scores pairs of raw ids."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +11,8 @@ from recsys.tasks.serving_side import ServingSide
 
 
 class Scores(tf.Module):
+    """Maps raw ids to rows and features, and these to a probability."""
+
     def __init__(self, saved):
         super().__init__()
         self.saved, self.tables = saved.model, variables_of(saved.model)
@@ -36,6 +38,8 @@ class Scores(tf.Module):
 
 
 class Serving(ServingSide):
+    """Gives the export its module, and the trainer's scores for the parity check."""
+
     answers = "scores"
 
     def __init__(self, stage, sources):
