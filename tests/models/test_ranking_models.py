@@ -118,6 +118,20 @@ def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
         np.testing.assert_allclose(found[label], scores, rtol=1e-5, atol=1e-5)
 
 
+def test_the_position_is_the_first_when_pairs_are_scored():
+    model = build(spec_of(type="dcn_v2", position_feature="device"))
+    model.set_position(np.int32([2]))
+    x = rows(model)
+    expected = run(model, "call", {**x, "device": np.full_like(x["device"], 2)})
+    context = {"device": np.full_like(x["device"], 3)}
+    of_item = {name: x[name] for side in ("item", "row") for name in model.names_of_side(side)}
+    queries = {name: x[name] for name in model.names_of_side("user") if name != "device"}
+    place = np.arange(len(x["id_row"]), dtype=np.int32)
+    for given in (({**queries, **context}, of_item), (queries, {**of_item, **context})):
+        for label, scores in run(model, "score_pairs", *given, place).items():
+            np.testing.assert_allclose(scores, expected[label], rtol=1e-5, atol=1e-5)
+
+
 def test_padding_of_a_history_has_no_effect():
     for kind in ("dcn_v2", "din", "candidate_transformer"):
         model = build(spec_of(**MODELS[kind]))
