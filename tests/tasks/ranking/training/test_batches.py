@@ -135,12 +135,14 @@ def test_statistics_need_rows_of_negatives(tmp_path):
         side.check(side.events(train), train, 1)
 
 
-def test_amounts_of_rows_that_the_source_thinned_are_weighted(tmp_path):
+def test_rows_that_the_source_thinned_are_weighted_or_corrected(tmp_path):
     data = ingested(tmp_path, shown(), labels={**LABELS, "depth": {"column": "position"}})
     source = source_of(data, {**PLAIN, "labels": ["depth"]})
     click = np.asarray(source.events.rows.labels["click"])[source._drawn(0).rows]
     own = source.rows.read(source._drawn(0).rows)["weight"]
     assert source[0]["weight"].tolist() == (own * np.where(click == 0, 2, 1)).tolist()
+    thinned = source_of(data, {**PLAIN, "labels": ["click"]}, negative_share=0.4)[0]
+    np.testing.assert_allclose(thinned["log_rate"], np.log(0.5 * 0.4), rtol=1e-6)
 
 
 def test_dropout_hides_ids_histories_and_context(data):
