@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import re
 import subprocess
 import tempfile
@@ -60,7 +61,8 @@ def main(
     worlds = [("synth", synth)] if "synth" in data else []
     if "movielens" in data:
         worlds += [
-            (f"movielens {split}", lambda f, s=split: films(movielens, f, s)) for split in splits
+            (f"movielens {split}", functools.partial(films, movielens, split=split))
+            for split in splits
         ]
     for name, make in worlds:
         with tempfile.TemporaryDirectory() as scratch:

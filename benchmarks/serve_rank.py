@@ -66,7 +66,8 @@ def ask_model(folder: str, items: int, seconds: float) -> list[float]:
     from recsys.serving.label_scorer import LabelScorer, RankQuery
 
     scorer = LabelScorer.open(latest(Path(folder)))
-    times, ask = [], scorer.ask
+    times: list[float] = []
+    ask = scorer.ask
 
     def timed(*arguments: Any) -> Any:
         started = time.perf_counter()
@@ -74,7 +75,7 @@ def ask_model(folder: str, items: int, seconds: float) -> list[float]:
         times.append((time.perf_counter() - started) * 1e3)
         return answer
 
-    scorer.ask = timed  # type: ignore[method-assign]
+    setattr(scorer, "ask", timed)  # noqa: B010  mypy: a method.
     _timed(lambda body: scorer.rank(RankQuery(**body)), _requests(Path(folder), items), seconds)
     return times[_WARM_UP:]
 
@@ -95,7 +96,7 @@ def _requests(folder: Path, n_items: int) -> Iterator[dict[str, Any]]:
 def _timed(
     ask: Callable[[dict[str, Any]], Any], requests: Iterator[dict[str, Any]], seconds: float
 ) -> list[float]:
-    times = []
+    times: list[float] = []
     started = time.perf_counter()
     while len(times) < _WARM_UP + _REQUESTS and time.perf_counter() < started + seconds:
         body = next(requests)

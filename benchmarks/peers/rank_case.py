@@ -75,11 +75,12 @@ class RankCase:
         first = _first_of(np.stack([key, self.time[row]], 1)[order])
         start = _first_of(key[order, None])
         count, likes = first - start, label[first] - label[start]
-        sums = [np.bincount(row[order], of, len(keys)) for of in (count, likes)]
-        return [sums[0], (sums[1] + 2.5) / (sums[0] + 5)]
+        n_rows: npt.NDArray[np.float64] = np.bincount(row[order], np.float64(count), len(keys))
+        n_likes = np.bincount(row[order], likes, len(keys))
+        return [n_rows, (n_likes + 2.5) / (n_rows + 5)]
 
 
-def _first_of(sorted_keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _first_of(sorted_keys: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Returns the position of the first row with each row's key `[n]`."""
     is_new = np.append(True, (np.diff(sorted_keys, axis=0) != 0).any(axis=1))
     return np.maximum.accumulate(np.where(is_new, np.arange(len(is_new)), 0))

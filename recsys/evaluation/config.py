@@ -249,6 +249,8 @@ class EvaluateStage(Stage):
         Raises:
             ValueError: A metric or baseline is of another task, or a rule can't be judged.
         """
+        if not names_of_task("metric", task):
+            return self  # It isn't evaluated.
         evaluate = self.evaluate.of_task(task)
         bless = self.bless.of_task(task, evaluate.deciding_keys)
         bless.check(evaluate)

@@ -78,7 +78,8 @@ def test_the_page_lists_every_option_of_every_kind():
         for name, field in registry.config_type("feature", kind).model_fields.items()
         if name not in ("name", "column")
     ]
-    assert sorted(rows) == sorted(options)
+    # The page also has tables of features of events.
+    assert {row for row in rows if row[0] in KINDS} == {*options}
 
 
 def shown(field):

@@ -110,7 +110,7 @@ def test_later_labels_are_joined_by_the_impression(data, log, tmp_path, capsys):
     shown_to_people = capsys.readouterr()
     result = json.loads((tmp_path / "out" / "served.json").read_text())
     assert json.loads(shown_to_people.out) == result
-    assert "Jensen-Shannon" in shown_to_people.err
+    assert str(tmp_path / "out" / "served.json") in shown_to_people.err.replace("\n", "")
     of_row = {(line["impression"], line["item"]): line["served_scores"] for line in lines}
     scores = [of_row[row.impression, row.item] for row in labels]
     assert result["labelled"] == {"click": 400, "buy": 400}
