@@ -75,7 +75,7 @@ class RankCase:
         first = _first_of(np.stack([key, self.time[row]], 1)[order])
         start = _first_of(key[order, None])
         count, likes = first - start, label[first] - label[start]
-        n_rows: npt.NDArray[np.float64] = np.bincount(row[order], np.float64(count), len(keys))
+        n_rows = np.bincount(row[order], count, len(keys)).astype(np.float64)
         n_likes = np.bincount(row[order], likes, len(keys))
         return [n_rows, (n_likes + 2.5) / (n_rows + 5)]
 
