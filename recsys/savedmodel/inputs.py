@@ -241,11 +241,6 @@ def _rows(shape: tf.Tensor) -> tf.Tensor:
     return tf.repeat(tf.range(shape[0]), shape[1])
 
 
-def first_of(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the first text of each row of `texts` `[b, any]`, `[b]`; `""` for an empty row."""
-    return tf.strings.reduce_join(texts[:, :1], axis=1)
-
-
 def minutes_of(times: tf.Tensor) -> tf.Tensor:
     """Returns the whole minutes since 1970 of times `[b]` int64 [s], int32.
 
