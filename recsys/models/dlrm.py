@@ -29,7 +29,7 @@ class Dlrm(FieldRanker):
     def __init__(self, spec: ModelSpec, **kwargs: Any) -> None:
         super().__init__(spec, **kwargs)
         config, seed = self.config, self.seed
-        floats = {f.name for f in spec.features if f.floats}
+        floats = {x.name for x in self.inputs_of_sides if x.dtype == "float32"}
         self.numbers = [name for name in self.field_names if name in floats]
         self.vectors = [name for name in self.field_names if name not in floats]
         widths = (*config.bottom_widths, config.dim)

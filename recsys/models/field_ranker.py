@@ -13,7 +13,7 @@ from recsys.models.experts import LabelTowers, MixtureOfExperts, ProgressiveExtr
 from recsys.models.inputs import ModelSpec
 from recsys.models.layers import InputDtypeLayer, Linear
 from recsys.models.ranking_config import FieldRankerConfig, RankingConfig
-from recsys.models.ranking_model import RankingModel
+from recsys.models.ranking_model import RETRIEVER, RankingModel
 from recsys.models.target_attention import TargetAttention
 from recsys.models.terms import Tensors
 
@@ -136,11 +136,12 @@ class FieldRanker(RankingModel, makes_layers=False):
 
     @property
     def field_names(self) -> list[str]:
-        """Names of the features of users, context, items and rows."""
+        """Names of the features of users, context, items and rows, those of a list included."""
         spec, user = self.spec, ["user_row"] if self.config.user_id else []
         of_query = [f.name for f in (*spec.of_side("user"), *spec.context)]
         of_row = [f.name for f in (*spec.of_side("item"), *spec.of_side("row"))]
-        return [*user, *of_query, "id_row", *of_row]
+        of_list = [RETRIEVER] if self.config.stage_one else []
+        return [*user, *of_query, "id_row", *of_row, *of_list]
 
     @property
     def item_width(self) -> int:

@@ -160,6 +160,7 @@ class HistoryLookups(LookupModel):
         config, spec = self.spec.config, self.spec
         features: Tensors = {}
         widths = {f.name: f.dim for f in spec.features}
+        widths |= {x.name: x.shape[-1] for x in self.inputs_of_sides if x.dtype == "float32"}
         of_entry = {
             "history": config.dim,
             **{of_history(f.name): f.dim for f in (*spec.of_side("item"), *spec.attributes)},

@@ -63,6 +63,10 @@ class RankingConfig(QueryConfig):
     serving give each row the value of the first position, so that a score doesn't depend on where
     the item is shown. `null`: none."""
 
+    stage_one: bool = False
+    """Whether the model reads what a retriever says of an item: its rank in the retriever's list,
+    and its score there. `ranker` sets it."""
+
     @property
     def reads_attributes(self) -> bool:
         """Whether the model reads the attributes of a history's events."""

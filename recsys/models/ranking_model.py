@@ -23,6 +23,11 @@ from recsys.models.terms import Tensors
 
 Scores = dict[str, keras.KerasTensor]
 
+RETRIEVER = "retriever"
+"""Input `[rows, RETRIEVER_WIDTH]` float32 of a model with `config.stage_one`; zeros if the list of
+the retriever is unknown. See `recsys.pair.lists.list_features`."""
+RETRIEVER_WIDTH = 3
+
 
 class RankingModel(HistoryLookups, makes_layers=False):
     """Scores rows, each a query and an item, for every label.
@@ -140,7 +145,8 @@ class RankingModel(HistoryLookups, makes_layers=False):
                 `[rows, history]` int32 is 0 at padding. `history.<feature>` `[rows, history,
                 feature_dim]` are the attributes of events and, with `config.history_features`,
                 the features of items. Features of numbers have their numbers instead of
-                `feature_dim` floats; zeros are missing.
+                `feature_dim` floats; zeros are missing. With `config.stage_one`, `retriever`
+                `[rows, 3]`.
             training: Whether the model is trained.
         """
         raise NotImplementedError
@@ -150,7 +156,9 @@ class RankingModel(HistoryLookups, makes_layers=False):
     @property
     def inputs_of_sides(self) -> tuple[InputSpec, ...]:
         """The inputs of the query, of the item, and of the row."""
-        of_rows = (InputSpec(f.name, "row", *f.entry) for f in self.spec.of_side("row"))
+        of_rows = [InputSpec(f.name, "row", *f.entry) for f in self.spec.of_side("row")]
+        if self.config.stage_one:
+            of_rows.append(InputSpec(RETRIEVER, "row", (RETRIEVER_WIDTH,), "float32"))
         return (*super().inputs_of_sides, *of_rows)
 
     def build_layers(self) -> None:
@@ -192,8 +200,14 @@ class RankingModel(HistoryLookups, makes_layers=False):
         """Sets the encoded `config.position_feature` of the first position `[width]`."""
         self.position.assign(entry)
 
-    def _at_first_position(self, inputs: Tensors) -> Tensors:
-        """Returns inputs with `config.position_feature` of the first position."""
+    def _completed(self, inputs: Tensors) -> Tensors:
+        """Returns inputs with `config.position_feature` of the first position.
+
+        Rows without `retriever` get that of an unknown list.
+        """
+        if self.config.stage_one and RETRIEVER not in inputs and "id_row" in inputs:
+            n = ops.shape(inputs["id_row"])[0]
+            inputs = {**inputs, RETRIEVER: ops.zeros((n, RETRIEVER_WIDTH))}
         name = self.config.position_feature
         if name is None or name not in inputs:
             return inputs
@@ -223,7 +237,7 @@ class RankingModel(HistoryLookups, makes_layers=False):
 
     def call(self, inputs: Tensors, training: bool = False) -> Scores:
         """Returns the scores `[rows]` float32 by label, as `score` describes them."""
-        inputs = inputs if training else self._at_first_position(inputs)
+        inputs = inputs if training else self._completed(inputs)
         features = self.look_up(inputs, [x.name for x in self.inputs_of_sides])
         if training and self.regularisation:
             rows = {table: features[self._read_by_id[table]] for table in self.regularisation}
@@ -246,7 +260,7 @@ class RankingModel(HistoryLookups, makes_layers=False):
         """
         sides = []
         for given in (query_inputs, row_inputs):
-            inputs = self._at_first_position(given)
+            inputs = self._completed(given)
             names = [x.name for x in self.inputs_of_sides if x.name in inputs]
             sides.append(self.without_terms(self.look_up(inputs, names))[0])
         query = self._encoded(sides[0], training=False)

@@ -108,6 +108,10 @@ def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
         for label, scores in changed.items():
             assert scores[0] == together[label][0], name
             assert (scores[1:] != together[label][1:]).any(), name
+    if model.config.stage_one:
+        unknown = run(model, "call", {name: x[name] for name in x if name != "retriever"})
+        zeros = run(model, "call", {**x, "retriever": 0 * x["retriever"]})
+        assert all((unknown[label] == scores).all() for label, scores in zeros.items())
     # Every candidate for the last query, then for the first; context is one of a row.
     place = np.repeat(np.int32([1, 0]), len(x["id_row"]))
     queries = {name: x[name][[0, -1]] for name in names["user"] if name != "device"}

@@ -25,15 +25,21 @@ LABELS = {
     "buy": LabelConfig(column="bought", at_least=1, given="click"),
 }
 MODELS = {
-    "dlrm": {"type": "dlrm", "bottom_widths": (5,)},
+    "dlrm": {"type": "dlrm", "bottom_widths": (5,), "stage_one": True},
     "dcn_v2": {"type": "dcn_v2"},
-    "stacked": {"type": "dcn_v2", "structure": "stacked", "rank": 3, "heads": "mmoe"},
+    "stacked": {
+        "type": "dcn_v2",
+        "structure": "stacked",
+        "rank": 3,
+        "heads": "mmoe",
+        "stage_one": True,
+    },
     "target": {"type": "dcn_v2", "pooling": "target", "history_features": False},
     "no history": {"type": "dlrm", "history": 0, "user_id": False, "heads": "ple"},
-    "final_mlp": {"type": "final_mlp", "gate_widths": (5,), "fusion_heads": 2},
+    "final_mlp": {"type": "final_mlp", "gate_widths": (5,), "fusion_heads": 2, "stage_one": True},
     "final_mlp of experts": {"type": "final_mlp", "heads": "mmoe", "tower_widths": (3,)},
-    "din": {"type": "din", "heads": "ple", "tower_widths": (3,)},
-    "candidate_transformer": {"type": "candidate_transformer", "block_dim": 8},
+    "din": {"type": "din", "heads": "ple", "tower_widths": (3,), "stage_one": True},
+    "candidate_transformer": {"type": "candidate_transformer", "block_dim": 8, "stage_one": True},
 }
 
 

@@ -25,6 +25,7 @@ from recsys.data.row_log import RowLog
 from recsys.data.store import InteractionStore, LogUsers
 from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs, trained_rows
+from recsys.models.ranking_model import RETRIEVER, RETRIEVER_WIDTH
 
 Part = Literal["train", "eval"]
 State = Literal["cut", "live"]
@@ -310,7 +311,14 @@ def model_inputs(read: Read, inputs: ModelInputs, config: Any) -> Read:
         **bags_of_histories(of_histories, read["history"]),
         "id_row": trained_rows(read["item_row"], inputs.items),
         **bags_of(features, read["item_row"]),
+        **({RETRIEVER: _of_list(read)} if config.stage_one else {}),
     }
+
+
+def _of_list(read: Read) -> np.ndarray:
+    """Returns `retriever` of rows; zeros if their lists are unknown."""
+    unknown = np.zeros((len(read["item_row"]), RETRIEVER_WIDTH), np.float32)
+    return read.get(RETRIEVER, unknown)
 
 
 def is_row_feature(one: LearnedFeature) -> bool:
