@@ -46,6 +46,8 @@ from recsys.models.config import RetrievalConfig as RetrievalConfig
 from recsys.models.config import TermConfig as TermConfig
 from recsys.models.config import TwoTowerConfig as TwoTowerConfig
 from recsys.models.ranking_config import RankingConfig as RankingConfig
+from recsys.pair.config import PairStage as PairStage
+from recsys.pair.config import RankerConfig as RankerConfig
 from recsys.registry import Choice
 from recsys.registry.choice import stage_of as stage_of
 from recsys.strict import Repeats as Repeats
@@ -188,6 +190,9 @@ class Config(TrainStage, EvaluateStage, ExportStage):
     """Folder of all outputs of a run."""
     data: DataConfig
     """The data, from raw files to the interaction store."""
+    ranker: RankerConfig | None = None
+    """Second stage: a ranker that orders the candidates of the model, which is a retriever; `null`:
+    none. docs/pair.md describes pairs."""
     push: PushConfig = PushConfig()
     """The serving folder."""
     serving: ServingConfig = ServingConfig()
@@ -229,6 +234,8 @@ class Config(TrainStage, EvaluateStage, ExportStage):
             )
         self.model.check_order(order)
         self.model.learned(self.data.interactions.labels)
+        if self.ranker is not None:
+            self._check_ranker(self.ranker)
         judged = self.of_task(self.model.task)
         self.__dict__.update(evaluate=judged.evaluate, bless=judged.bless)  # It is frozen.
         if unknown:
@@ -237,6 +244,27 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 f" ({', '.join(features) or 'there are none'}); received {unknown[:1]}"
             )
         return self
+
+    def _check_ranker(self, ranker: RankerConfig) -> None:
+        """Checks the second stage against the data and the first, and sets what decides."""
+        if not isinstance(self.model, RetrievalConfig):
+            raise ValueError(
+                "ranker orders the candidates of a retriever: remove task and model, or ranker;"
+                f" received a model of the task {self.model.task}"
+            )
+        ranker.model.check_order(self.data.interactions.ordered_by)
+        ranker.learner.learned(self.data.interactions.labels)
+        items = self.data.items
+        tokens = [f.name for f in items.features if not f.floats] if items else []
+        for name in (*ranker.max_per_value, *ranker.only):
+            if name not in tokens:
+                raise ValueError(
+                    "ranker.max_per_value and ranker.only must name features of items that have"
+                    f" tokens ({', '.join(tokens) or 'there are none'}); received {name!r}"
+                )
+        if "metric" not in self.bless.model_fields_set:
+            bless = self.bless.model_copy(update={"metric": "ndcg@10"})
+            self.__dict__["bless"] = bless  # It is frozen.
 
 
 def with_mesh(config: Config, mesh: str | None) -> Config:

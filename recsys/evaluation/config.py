@@ -162,8 +162,8 @@ class BlessConfig(Thresholds):
     """Thresholds that a model must reach to be pushed."""
 
     metric: str = "recall@10"
-    """The deciding metric. Default of ranking: `roc_auc`. Of several labels, `roc_auc` is that of
-    the first, `roc_auc.buy` that of `buy`."""
+    """The deciding metric. Default of ranking: `roc_auc`, with `ranker`: `ndcg@10`. Of several
+    labels, `roc_auc` is that of the first, `roc_auc.buy` that of `buy`."""
     over: dict[str, Ratio] = Field(default={"popularity": 1.0})
     """Lowest ratio of the metric to each named baseline's. Default of ranking: `{item_mean:
     1.0}`."""

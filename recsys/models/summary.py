@@ -24,8 +24,8 @@ def summary_text(summary: dict[str, Any]) -> str:
     return json.dumps({**fields, _DIGEST: _digest(fields)}, indent=1) + "\n"
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Returns the fields of the `model.json` of a model folder.
+def read_summary(folder: Path, name: str = SUMMARY) -> dict[str, Any]:
+    """Returns the fields of the `model.json` of a model folder, or of another file like it.
 
     A file without a digest, written by an earlier version, is not checked.
 
@@ -33,12 +33,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
         RecsysError: It is missing or damaged (R310).
     """
     try:
-        summary = read_json(folder / SUMMARY)
+        summary = read_json(folder / name)
         found = summary.pop(_DIGEST, None)
         if found not in (None, _digest(summary)):
             raise ValueError(f"its content is not that of its {_DIGEST}")
     except (OSError, ValueError) as error:
-        raise damaged(folder / SUMMARY, f"{type(error).__name__}: {error}") from None
+        raise damaged(folder / name, f"{type(error).__name__}: {error}") from None
     return summary
 
 

@@ -231,7 +231,8 @@ def number_keys(node=SCHEMA, path=()):
 @pytest.mark.parametrize("key", sorted(set(number_keys())))
 def test_no_number_of_the_config_may_be_infinite_or_nan(small, key):
     for value in (".inf", "-.inf", ".nan", "1e999"):
-        error = refusal(small, f"{key}={value}")
+        ranker = ["ranker={model: dcn_v2, labels: {like: 1}}"] if "ranker." in key else []
+        error = refusal(small, *ranker, f"{key}={value}")
         assert error.code == "R107"
         assert key in str(error)
 
@@ -464,7 +465,7 @@ def test_every_key_says_what_it_is():
 def rows_of_the_page():
     """Yields a line of docs/config.md for each key, as the code has it.
 
-    Keys that several parts of the data share are listed once.
+    Keys that several parts share are listed once.
     """
     seen = set()
     for path, field in parts():
@@ -472,7 +473,10 @@ def rows_of_the_page():
             continue
         default = "required" if field.is_required() else f"`{default_text(field)}`"
         text = f"{default} | {' '.join(field.description.split())} |"
-        alike = re.sub(r"^data\.(interactions|items|users|vocabulary\.\w+)\.", "", path), text
+        alike = (
+            re.sub(r"^(ranker|data\.(interactions|items|users|vocabulary\.\w+))\.", "", path),
+            text,
+        )
         if alike not in seen:
             yield f"| `{path}` | {text}"
         seen.add(alike)
