@@ -235,7 +235,9 @@ class ShuffleConfig(Strict):
     of some users."""
 
 
-_MONITORED = r"^((recall|ndcg)@[1-9][0-9]*|mrr|roc_auc|gauc|log_loss|squared_error)$"
+MONITORED = ("recall", "ndcg", "mrr", "roc_auc", "gauc", "log_loss", "squared_error")
+"""Metrics that a validation can monitor."""
+_MONITORED = rf"^((recall|ndcg)@[1-9][0-9]*|{'|'.join(MONITORED[2:])})$"
 
 
 class ValidationConfig(Strict):

@@ -255,10 +255,3 @@ class EvaluateStage(Stage):
         bless = self.bless.of_task(task, evaluate.deciding_keys)
         bless.check(evaluate)
         return self.model_copy(update={"evaluate": evaluate, "bless": bless})
-
-    @model_validator(mode="after")
-    def _rules_can_be_judged(self) -> Self:
-        # Without metrics the task is not known yet: the model has it.
-        if "metrics" in self.evaluate.model_fields_set:
-            self.of_task(self.evaluate.metrics[0].task)
-        return self

@@ -98,5 +98,5 @@ def evaluate(
 
 
 def _emit(system: str, done: int, total: int) -> None:
-    text = f"{system.replace('_', ' ')}: {done:,} of {total:,} queries"
+    text = f"{system.replace('_', ' ')}: {done:,} of {total:,}"
     events.emit("progress", step=_STEP, done=done, total=total, text=text)

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from recsys import registry
-from recsys.data.config import ShuffleConfig, ValidationConfig
+from recsys.data.config import MONITORED, ShuffleConfig, ValidationConfig
 from recsys.distributed.config import LayoutRules, MeshConfig
 from recsys.embedding.config import AdagradConfig, RowOptimizerConfig
 from recsys.losses.softmax import SampledSoftmax
@@ -185,13 +185,14 @@ def of_task(train: TrainConfig, task: str) -> TrainConfig:
     A task for which no loss is registered has models that ignore `train.loss`.
 
     Raises:
-        ValueError: Its loss belongs to another task.
+        ValueError: Its loss, or the metric of its validation, belongs to another task.
     """
     own = registry.get("task", task)
     defaults: dict[str, Any] = {**getattr(own, "train", {})}
     if (loss := getattr(own, "loss", None)) is not None:
         defaults["loss"] = loss
     train = _with_defaults(train, defaults)
+    _check_monitored(train.validation, task)
     if train.loss.task == task:
         return train
     known = {name: registry.get("loss", name) for name in registry.names("loss")}
@@ -202,6 +203,17 @@ def of_task(train: TrainConfig, task: str) -> TrainConfig:
             f" received {registry.name_of('loss', train.loss)}, of {train.loss.task}"
         )
     return train
+
+
+def _check_monitored(validation: ValidationConfig | None, task: str) -> None:
+    """Raises `ValueError` if a validation monitors a metric of another task."""
+    fitting = [name for name in MONITORED if registry.get("metric", name).task == task]
+    if validation is None or not fitting or validation.metric.partition("@")[0] in fitting:
+        return
+    raise ValueError(
+        f"train.validation.metric must be of the model's task, {task}: {', '.join(fitting)};"
+        f" received {validation.metric!r}"
+    )
 
 
 def _with_defaults(train: TrainConfig, defaults: Mapping[str, Any]) -> TrainConfig:

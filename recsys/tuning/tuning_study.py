@@ -140,7 +140,7 @@ class TuningStudy:
         overrides: Overrides as `a.b=value`.
         data: Data folder.
         folder: Folder of the study.
-        written: Ranges from `read_space`; empty: the default ranges of the two towers.
+        written: Ranges from `read_space`; empty: the default ranges.
         options: Options of the study.
 
     Raises:

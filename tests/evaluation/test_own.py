@@ -106,7 +106,7 @@ def test_a_rule_on_what_is_not_computed_names_what_is():
         EvaluateStage(
             evaluate=EvaluateConfig(k=(5,), metrics=("recall", "rare_recall")),
             bless=BlessConfig(metric="ndcg@5"),
-        )
+        ).of_task("retrieval")
 
 
 def test_a_result_shows_itself(result, tmp_path):

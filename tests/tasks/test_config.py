@@ -115,6 +115,8 @@ def test_an_evaluation_has_the_defaults_of_the_task():
             {"evaluate": {"metrics": ["recall"]}},
             "metrics must be .* roc_auc, .*'recall'",
         ),
+        ({"evaluate": {"metrics": ["auc"]}}, "metrics must be .* roc_auc, .*'auc'"),
+        ({"train": {"validation": {"metric": "mrr"}}}, "metric must be .* roc_auc, .*'mrr'"),
         ({"evaluate": {"baselines": ["ials"]}}, "baselines must be .* constant, item_mean, .*ials"),
         ({"bless": {"metric": "recall@10"}}, "one of roc_auc, gauc, .*; received 'recall@10'"),
         ({"bless": {"over": {"popularity": 1.0}}}, "bless.over must name baselines"),

@@ -1,6 +1,7 @@
 """Ranges of settings: read, tried on a config, and drawn from."""
 
 import json
+from pathlib import Path
 
 import optuna
 import pytest
@@ -100,6 +101,15 @@ def test_the_default_space_has_the_settings_in_use(load, sets, absent):
     every = set(default_space(load({})))
     assert len(every) == 7
     assert every - set(space) == {absent} - {""}
+
+
+def test_the_defaults_of_a_ranking_model_are_in_its_default_space():
+    def of(values):
+        sets = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        return load_config(Path("configs/movielens_ranking.yaml"), sets)
+
+    space = parse_space(default_space(of({})), of)
+    assert base_parameters(of({}), space, of).keys() == space.keys()
 
 
 def test_a_config_is_in_the_space_if_its_values_are(load):

@@ -57,7 +57,7 @@ class RankingTraining(TrainingSide):
         """Returns the default ranges of tuning."""
         fields = type(stage.model).model_fields
         space: dict[str, Any] = {
-            "train.table_learning_rate": "log:0.003..0.3",
+            "train.table_learning_rate": "log:0.0001..0.01",
             "train.tower_learning_rate": "log:0.0003..0.01",
             "model.id_dropout": "0.0..0.5",
             "model.dim": [8, 16, 32, 64],
