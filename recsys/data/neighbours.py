@@ -136,11 +136,11 @@ def strongest_pairs(taken: Any, n: int, weigh: Weigh) -> Any:
         row = np.repeat(np.arange(block.start, block.stop), np.diff(common.indptr))
         weigh(block, common, row)
         common.data[row == common.indices] = 0.0
-        parts.append(_strongest(common, n))
+        parts.append(strongest(common, n))
     return sparse.vstack(parts, format="csr")
 
 
-def _strongest(values: Any, n: int) -> Any:
+def strongest(values: Any, n: int) -> Any:
     """Returns the `n` greatest positive values of each row; ties go to the first."""
     from scipy import sparse
 

@@ -74,7 +74,9 @@ BUILT_INS = {
     },
     "baseline": {
         "ials": "recsys.tasks.retrieval.judging.baselines:Ials",
-        "item_knn": "recsys.tasks.retrieval.judging.baselines:ItemKnn",
+        "item_knn": "recsys.tasks.retrieval.judging.item_baselines:ItemKnn",
+        "transitions": "recsys.tasks.retrieval.judging.item_baselines:Transitions",
+        "ease": "recsys.tasks.retrieval.judging.item_baselines:Ease",
         "popularity": "recsys.tasks.retrieval.judging.baselines:Popularity",
         "recent_popularity": "recsys.tasks.retrieval.judging.baselines:RecentPopularity",
         "constant": "recsys.tasks.ranking.judging.baselines:Constant",

@@ -214,7 +214,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
             train=store.train,
             counts=self.data.items.row_counts,
             cut=store.cut,
-            has_times=store.split.order == "time",
+            order=store.split.order,
             is_item=self.data.catalogue.is_item,
             recent_days=config.recent_days,
             max_events=config.baseline_events,

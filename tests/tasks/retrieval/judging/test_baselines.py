@@ -22,16 +22,10 @@ from scipy import sparse
 from recsys.data import neighbours
 from recsys.tasks.judging_side import LeftOutError
 from recsys.tasks.retrieval.judging import baselines
-from recsys.tasks.retrieval.judging.baselines import (
-    Ials,
-    ItemKnn,
-    Objective,
-    factorise,
-    nearest,
-    solve,
-)
+from recsys.tasks.retrieval.judging.baselines import Ials, Objective, factorise, solve
+from recsys.tasks.retrieval.judging.item_baselines import Ease, ItemKnn, Transitions, nearest
 
-LEARNING = ["item_knn", "ials"]
+LEARNING = ["item_knn", "transitions", "ease", "ials"]
 ALL = ["popularity", "recent_popularity", *LEARNING]
 
 
@@ -210,6 +204,53 @@ def test_the_newest_events_of_a_long_history_are_learned_from():
     for item in range(1, 6):
         found = scores_of(baseline, [[item]]) > 0
         np.testing.assert_array_equal(found, scores_of(expected, [[item]]) > 0)
+
+
+@given(st.integers(0, 2**16))
+def test_transitions_are_counted_as_by_loops(seed):
+    histories, n = random_histories(seed, n_users=6, n_items=7, longest=9), 8
+    options = {"reach": 3, "newest": 4, "decay": 0.5, "neighbours": n, "shrinkage": 2.0}
+    taken = [item for items in histories for item in items]
+    weight = np.zeros((n, n))
+    for items in histories:
+        for i, first in enumerate(items):
+            for distance, second in enumerate(items[i + 1 : i + 4], 1):
+                size = math.sqrt(taken.count(first) * taken.count(second)) + 2.0
+                weight[first, second] += (first != second) / distance / size
+    asked = random_histories(seed + 1, n_users=5, n_items=7, longest=6)
+    expected = [
+        sum(0.5**age * weight[item] for age, item in enumerate(reversed(items[-4:])))
+        for items in asked
+    ]
+    baseline = Transitions(**options).fit(data_of(histories, n))
+    found = scores_of(baseline, asked)
+    np.testing.assert_allclose(np.where(found < 0, 0, found), expected, rtol=1e-5, atol=1e-7)
+    # Without a transition, by popularity.
+    unseen = scores_of(baseline, [[]])[0, 1:]
+    assert (unseen < 0).all()
+    assert np.argmax(unseen) + 1 == np.argmax(np.bincount(taken, minlength=n)[1:]) + 1
+
+
+def test_transitions_need_an_order():
+    with pytest.raises(LeftOutError):
+        Transitions().fit(data_of([[1, 2]], 3, order="none"))
+
+
+def test_ease_has_the_smallest_squared_error_without_self_weights():
+    histories = random_histories(5, n_users=40, n_items=9, longest=6)
+    x = dense(histories, 10)[:, 1:]
+    taken = np.flatnonzero(x.any(axis=0))
+    # Each column is a ridge regression on the other columns (Steck 2019, eq. 4).
+    expected = np.zeros((9, 9))
+    for item in taken:
+        others = [other for other in taken if other != item]
+        system = x[:, others].T @ x[:, others] + 3.0 * np.eye(len(others))
+        expected[others, item] = np.linalg.solve(system, x[:, others].T @ x[:, item])
+    scores = scores_of(Ease(regularisation=3.0).fit(data_of(histories, 10)), histories[:8])
+    found = scores[:, 1:][:, taken]
+    np.testing.assert_allclose(found, (x[:8] @ expected)[:, taken], atol=2e-5)
+    with pytest.raises(LeftOutError, match="most_items"):
+        Ease(most_items=2).fit(data_of(histories, 10))
 
 
 def weights_of(taken, objective):

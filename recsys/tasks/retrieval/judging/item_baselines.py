@@ -1,0 +1,229 @@
+"""Baselines that score an item by its weights with the items of the user's history.
+
+item_knn      items that the same users take
+transitions   items that soon follow one another
+ease          weights that reconstruct each user's items
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from recsys.data.hold_out import newest_events
+from recsys.data.neighbours import as_sets, strongest, strongest_pairs
+from recsys.data.transitions import count_transitions, newest_first_weights
+from recsys.ragged import RaggedRows
+from recsys.registry import register_baseline
+from recsys.tasks.judging_side import Baseline, LeftOutError
+from recsys.tasks.retrieval.judging.baselines import BaselineData, item_sets
+from recsys.tasks.retrieval.judging.queries import Queries
+
+
+@dataclasses.dataclass(frozen=True)
+class PairWeights:
+    """Weights of pairs of items.
+
+    Attributes:
+        weights: Weights of pairs, a row for each item of a history: CSR
+            `[item rows, item rows]`, or an array `[items, items]` of the items in `rows`.
+        fallback: Scores of items without a weight `[item rows]` float32.
+        of_histories: Maps lists of item rows, the oldest first, to the weights of their entries
+            `[lists, item rows]` in CSR.
+        rows: Item rows of the entries of an array `[items]`.
+    """
+
+    weights: Any
+    fallback: np.ndarray
+    of_histories: Callable[[RaggedRows, int], Any]
+    rows: np.ndarray | None = None
+
+    def scorer(self, queries: Queries) -> PairScores:
+        """Returns the scorer of the items for `queries`."""
+        return PairScores(queries.seen, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairScores:
+    """Sums of the weights with the items of histories.
+
+    Attributes:
+        seen: Item rows in the history of each query's user.
+        fitted: The weights.
+    """
+
+    seen: RaggedRows
+    fitted: PairWeights
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32."""
+        fitted, n_rows = self.fitted, len(self.fitted.fallback)
+        histories = fitted.of_histories(self.seen.part(block), n_rows)
+        out = np.tile(fitted.fallback, (histories.shape[0], 1))
+        if fitted.rows is not None:
+            histories = histories[:, fitted.rows]
+            known = np.flatnonzero(np.diff(histories.indptr))
+            out[np.ix_(known, fitted.rows)] = histories[known] @ fitted.weights
+            return out
+        sums = histories @ fitted.weights
+        out[np.repeat(np.arange(len(out)), np.diff(sums.indptr)), sums.indices] = sums.data
+        return out
+
+
+def below_all(data: BaselineData) -> np.ndarray:
+    """Returns negative scores by popularity `[item rows]` float32, below those of weights."""
+    return data.ranks - data.ranks.max() - 1.0
+
+
+@register_baseline("item_knn")
+class ItemKnn(Baseline):
+    """Scores an item by its similarity to the items in the user's history.
+
+    The similarity of two items is the cosine of the sets of their users, with shrinkage:
+    `common / (√(users × users) + shrinkage)`. Each item has a limited number of nearest
+    neighbours; the score of an item is the sum of its similarities to those items of the history
+    that have it as a neighbour. (Sarwar, Karypis, Konstan, Riedl, "Item-based Collaborative
+    Filtering Recommendation Algorithms", WWW 2001; Deshpande, Karypis, "Item-based Top-N
+    Recommendation Algorithms", TOIS 2004.) Items that are no neighbours follow, by popularity.
+    """
+
+    title = "item-kNN"
+
+    neighbours: PositiveInt = 100
+    """Number of neighbours per item."""
+    shrinkage: NonNegativeFloat = 10.0
+    """Summand in the denominator of a similarity, which lowers it for few common users."""
+    events_of_user: PositiveInt = 500
+    """Newest events of a user that are learned from. Pairs grow with their square: one user
+    of 10,000 events would make as many as 400 of 500, and say less than those do."""
+
+    def fit(self, data: BaselineData) -> PairWeights:
+        """Learns from training events.
+
+        Raises:
+            LeftOutError: No training event has a known item.
+        """
+        taken = item_sets(data, self.events_of_user)
+        neighbours = nearest(taken, self.neighbours, self.shrinkage)
+        return PairWeights(neighbours, below_all(data), as_sets)
+
+
+@register_baseline("transitions")
+class Transitions(Baseline):
+    """Scores an item by how often it follows the newest items of the user's history.
+
+    A pair of events of a user, the second at most `reach` places after the first, counts
+    1 / distance. The weight of a pair of items is its count divided by
+    `√(events × events) + shrinkage`. The score is the sum of the weights over the `newest` items
+    of the history, each times `decay` to the power of its number of newer items. Items that follow
+    none of these come last, by popularity.
+    """
+
+    title = "transitions"
+
+    reach: PositiveInt = 5
+    """Highest number of places between two events of a pair."""
+    newest: PositiveInt = 10
+    """Number of newest items of a history that are read."""
+    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.7
+    """Factor per newer item of the history (0..1]."""
+    neighbours: PositiveInt = 100
+    """Number of following items that are kept for each item."""
+    shrinkage: NonNegativeFloat = 10.0
+    """Summand in the denominator of a weight, which lowers it for items with few events."""
+
+    def fit(self, data: BaselineData) -> PairWeights:
+        """Learns from training events.
+
+        Raises:
+            LeftOutError: The events have no order, or no known item.
+        """
+        if data.order == "none":
+            raise LeftOutError("The events have no order, so none follows another.")
+        events = newest_events(data.train, data.max_events)
+        item, user = data.train.item_row.gather_sorted(events), data.train.user_index(events)
+        known = data.is_item[item]
+        item, user = item[known], user[known]
+        if not len(item):
+            raise LeftOutError("There is no training event of an item that the vocabulary knows.")
+        offsets = np.append(np.flatnonzero(np.diff(user, prepend=-1)), len(user))
+        counts = count_transitions(RaggedRows(item, offsets), len(data.is_item), self.reach)
+        size = np.sqrt(np.bincount(item, minlength=len(data.is_item)))
+        row = np.repeat(np.arange(len(size)), np.diff(counts.indptr))
+        counts.data /= size[row] * size[counts.indices] + self.shrinkage
+
+        def of_newest(seen: RaggedRows, n_rows: int) -> Any:
+            known = data.is_item[seen.rows]
+            before = np.concatenate([[0], np.cumsum(known)])
+            lists = RaggedRows(seen.rows[known], before[seen.offsets])
+            return newest_first_weights(lists, n_rows, self.newest, self.decay)
+
+        return PairWeights(strongest(counts, self.neighbours), below_all(data), of_newest)
+
+
+@register_baseline("ease")
+class Ease(Baseline):
+    """Scores an item by linear weights that best reconstruct the users' sets of items.
+
+    The weights B minimise |X - X B|² + regularisation |B|² with a diagonal of 0, in closed form:
+    with P = (XᵀX + regularisation I)⁻¹, `B_ij = -P_ij / P_jj` (Steck, "Embarrassingly Shallow
+    Autoencoders for Sparse Data", WWW 2019, eq. 8).
+    """
+
+    title = "EASE"
+
+    regularisation: PositiveFloat = 200.0
+    """Strength of the regularisation."""
+    most_items: PositiveInt = 20_000
+    """Highest number of items with training events, whose matrix is inverted."""
+
+    def fit(self, data: BaselineData) -> PairWeights:
+        """Learns from training events.
+
+        Raises:
+            LeftOutError: There are too many items, or no training event of a known one.
+        """
+        from scipy import linalg
+
+        taken = item_sets(data)
+        rows = np.unique(taken.indices)
+        if len(rows) > self.most_items:
+            raise LeftOutError(
+                f"It inverts a matrix of all items, and {len(rows):,} are more than most_items,"
+                f" {self.most_items:,}."
+            )
+        taken = taken[:, rows]
+        gram = (taken.T @ taken).toarray().astype(np.float32)
+        gram[np.diag_indices_from(gram)] += np.float32(self.regularisation)
+        factor, _ = linalg.lapack.spotrf(gram, lower=1, clean=0, overwrite_a=1)
+        inverse, _ = linalg.lapack.spotri(factor, lower=1, overwrite_c=1)
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        inverse /= -np.diag(inverse).copy()
+        inverse[np.diag_indices_from(inverse)] = 0.0
+
+        return PairWeights(inverse, below_all(data), as_sets, rows)
+
+
+def nearest(taken: Any, n: int, shrinkage: float) -> Any:
+    """Returns the `n` nearest neighbours of each item.
+
+    Items without a common user are no neighbours; ties go to the lower row.
+
+    Args:
+        taken: User-item matrix `[users, items]`, CSR, each value 1.
+        n: Maximum number of neighbours per item.
+        shrinkage: Summand in the denominator of a similarity.
+
+    Returns:
+        Similarities `[items, items]` float32, CSR, a row for each item.
+    """
+    length = np.sqrt(np.bincount(taken.indices, minlength=taken.shape[1]))
+
+    def weigh(_: slice, common: Any, row: np.ndarray) -> None:
+        common.data /= length[row] * length[common.indices] + shrinkage
+
+    return strongest_pairs(taken, n, weigh)
