@@ -29,6 +29,8 @@ RANK = "rank"
 """Name of the signature that predicts labels of items, `[batch, items]` float32 each."""
 ENCODED = "embed_encoded"
 """Name of the signature that embeds queries whose features of events are encoded."""
+RANK_ENCODED = "rank_encoded"
+"""Name of the signature that predicts labels of rows that are encoded, `[rows]` float32 each."""
 POPULAR = "popular"
 """Name of the signature that answers by popularity, in a bundle without vectors."""
 
@@ -79,7 +81,7 @@ def event_inputs(columns: Iterable[str], prefix: str) -> dict[str, str]:
 
 
 def encoded_name(input_: str) -> str:
-    """Returns the name of a model's input in the signature `ENCODED`, valid in TensorFlow."""
+    """Returns the name of a model's input in signatures of encoded inputs, valid in TensorFlow."""
     return re.sub(r"[^A-Za-z0-9_]", "_", input_.replace(".", "__"))
 
 

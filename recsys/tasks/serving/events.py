@@ -284,7 +284,7 @@ def padded(texts: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
 
 
 def encoded_inputs(inputs: Sequence[EventInput], length: int) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs of `embed_encoded` besides user and history.
+    """Returns the inputs of events of a signature of encoded inputs.
 
     Args:
         inputs: Inputs of the model that come from events.

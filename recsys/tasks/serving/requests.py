@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from recsys.data.vocabulary import Vocabulary, stand_ins
-from recsys.savedmodel.signatures import ENCODED, RANK, Arrays
+from recsys.savedmodel.signatures import ENCODED, RANK, RANK_ENCODED, Arrays
 
 
 def raw_probes(
@@ -62,7 +62,7 @@ def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict
     return {
         signature: {name: known.get(name, padding) for name in inputs}
         for signature, inputs in names.items()
-        if signature != ENCODED  # Clients don't call it.
+        if signature not in (ENCODED, RANK_ENCODED)  # Clients don't call them.
     }
 
 

@@ -75,7 +75,7 @@ class RankingJudging(JudgingSide[System, Case, Measured]):
         self, bundle: Path, manifest: Mapping[str, Any], name: str, mesh: DeviceMesh | None
     ) -> System:
         """Returns the system for a bundle; raises `RecsysError` as `open_folder`, or R409."""
-        return System(name, open_bundle(bundle), self.data)
+        return System(name, open_bundle(bundle, manifest), self.data)
 
     def open_model(self, model: Any, name: str) -> System:
         """Returns the system for a `TrainedModel`, or for a built model of these data."""

@@ -3,32 +3,79 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from recsys.data.dataset import Data
-from recsys.distributed.coordination import meet
+from recsys.data import event_features
+from recsys.data.dataset import Data, feature_tables
+from recsys.data.event_features import LearnedFeature, load_event_features
+from recsys.data.vocabulary import Vocabulary
+from recsys.distributed.coordination import from_primary, is_primary, meet
 from recsys.errors import RecsysError
 from recsys.models.calibration import Temperature
+from recsys.models.config import QueryConfig
 from recsys.models.inference import ScoreInference
-from recsys.models.inputs import ModelInputs
+from recsys.models.inputs import EventInput, ModelInputs, event_inputs
+from recsys.ragged import slices
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
 from recsys.tasks.ranking.calibration_file import Calibration, load_calibration
 from recsys.tasks.ranking.judging.baselines import Predictions
-from recsys.tasks.ranking.judging.labelled_rows import LabelledRows
+from recsys.tasks.ranking.judging.bundle_process import BundleProcess
+from recsys.tasks.ranking.judging.labelled_rows import LabelledRows, PairColumns
 from recsys.tasks.ranking.probe import check_probe
 from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
 
+_BLOCK = 4096
 ReadRows = Callable[[np.ndarray], Read]
 """Reads rows at indices `[b]`, in the rows of a system, as `Rows.read` returns them."""
+
+
+class SystemInputs(Protocol):
+    """Vocabularies and features of a system, such as `ModelInputs`."""
+
+    @property
+    def users(self) -> Vocabulary:
+        """Vocabulary of its users."""
+
+    @property
+    def items(self) -> Vocabulary:
+        """Vocabulary of its items."""
+
+    @property
+    def event_features(self) -> tuple[LearnedFeature, ...]:
+        """Features of its events."""
+
+    def event_inputs(self, model: QueryConfig) -> tuple[EventInput, ...]:
+        """Returns the inputs of its queries that come from events."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BundleInputs:
+    """The vocabularies and features of events in a bundle, as `SystemInputs`."""
+
+    users: Vocabulary
+    items: Vocabulary
+    event_features: tuple[LearnedFeature, ...]
+
+    @classmethod
+    def of(cls, bundle: Path) -> Self:
+        """Reads a bundle."""
+        names = ("users", "items")
+        users, items = (Vocabulary.load(bundle / "vocabulary" / f"{n}.parquet") for n in names)
+        return cls(users, items, load_event_features(bundle / event_features.FOLDER))
+
+    def event_inputs(self, model: QueryConfig) -> tuple[EventInput, ...]:
+        """Returns the inputs of its queries that come from events."""
+        return event_inputs(model, feature_tables((), (), self.event_features))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,13 +84,13 @@ class Predictor:
 
     Attributes:
         inputs: Its vocabularies and features.
-        config: Its config, a `RankingConfig`.
+        config: Its config, a `RankingConfig` or `PairColumns`.
         labels: Names of its labels, the first one first.
         blocks: Yields the predictions `[b, labels]` of consecutive rows, given a function that
             reads rows at indices, and their number.
     """
 
-    inputs: ModelInputs
+    inputs: SystemInputs
     config: Any
     labels: tuple[str, ...]
     blocks: Callable[[ReadRows, int], Iterator[np.ndarray]]
@@ -77,14 +124,41 @@ def open_object(model: Any, data: Data) -> Predictor:
     return of_model(ScoreInference(model), inputs, {})
 
 
-def open_bundle(bundle: Path) -> Predictor:
-    """Raises `RecsysError`: a bundle has no inputs that are encoded already (R409)."""
-    raise RecsysError(
-        "R409",
-        "A ranking model is measured by its model folder, not by its bundle.",
-        "Name the model folder that the bundle was exported from.",
-        str(bundle),
-    )
+def open_bundle(bundle: Path, manifest: Mapping[str, Any]) -> Predictor:
+    """Reads a bundle.
+
+    Args:
+        bundle: A bundle whose files match its manifest.
+        manifest: Its manifest.
+
+    Raises:
+        RecsysError: It lacks something that the evaluation needs (R409).
+    """
+    try:
+        inputs = BundleInputs.of(bundle)
+        length = int(manifest["config"]["model"]["history"])
+        labels = tuple(manifest["labels"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecsysError(
+            "R409",
+            "A bundle that is measured must hold vocabulary/ and, in its manifest, the labels and"
+            f" the model's config; {str(bundle)!r} doesn't.",
+            "Export the model again: recsys export.",
+            f"{type(error).__name__}: {error}",
+        ) from None
+    config = PairColumns(history=length, reads_attributes=length > 0)
+    # TensorFlow needs as much memory as a server of the bundle, so only on the first host.
+    process = BundleProcess(bundle, labels) if is_primary() else None
+
+    def predict(rows: Read) -> np.ndarray:
+        return np.zeros(0) if process is None else process.predict(rows)
+
+    def blocks(read: ReadRows, n: int) -> Iterator[np.ndarray]:
+        for block in slices(n, _BLOCK):
+            rows = read(np.arange(block.start, block.stop))
+            yield from_primary(functools.partial(predict, rows)).astype(np.float64)
+
+    return Predictor(inputs, config, labels, blocks)
 
 
 def of_model(

@@ -31,11 +31,16 @@ from recsys.data.store import ServingHistories
 from recsys.models.calibration import Isotonic, Temperature
 from recsys.savedmodel.event_columns import CONTEXT
 from recsys.savedmodel.inputs import RawFeatures, text_columns
-from recsys.savedmodel.signatures import DEFAULT_SIGNATURE, RANK
+from recsys.savedmodel.signatures import (
+    DEFAULT_SIGNATURE,
+    RANK,
+    RANK_ENCODED,
+    encoded_name,
+)
 from recsys.savedmodel.statistics import LabelledHistory, StoredStatistics, labels_of_texts
 from recsys.tasks.model_folder import TrainedModel
 from recsys.tasks.ranking.serving.calibration import calibrated
-from recsys.tasks.serving.events import padded
+from recsys.tasks.serving.events import encoded_inputs, padded
 from recsys.tasks.serving.queries import Queries, Tensors, traced
 
 KNOWN, KNOWN_ITEMS = "known", "known_items"
@@ -82,7 +87,21 @@ class Rank(tf.Module):
         return {
             RANK: traced(self.rank, query),
             DEFAULT_SIGNATURE: traced(self.rank_examples, examples),
+            RANK_ENCODED: traced(self.rank_encoded, self._encoded_rows()),
         }
+
+    def _encoded_rows(self) -> dict[str, tf.TensorSpec]:
+        """Returns the inputs of `rank_encoded`."""
+        spec = self._rows.model.spec
+        length = spec.config.history
+        shapes = {"user_row": [None], "item_row": [None], "history": [None, length]}
+        rows = {name: tf.TensorSpec(shape, tf.int32, name) for name, shape in shapes.items()}
+        rows |= encoded_inputs(self._queries.reads.inputs, length)
+        for feature in spec.of_side("row"):
+            (width,), dtype = feature.entry
+            name = encoded_name(feature.name)
+            rows[name] = tf.TensorSpec([None, width], dtype, name)
+        return rows
 
     def rank(
         self, user_id: tf.Tensor, history: tf.Tensor, item_id: tf.Tensor, **columns: tf.Tensor
@@ -107,14 +126,38 @@ class Rank(tf.Module):
             tokens = self._rows.item_bags(pairs[1])
             found = self._statistics(*pairs, tokens, self._labelled(history, columns))
             rows |= {name: _flat(x) for name, x in found.items()}
-        place = tf.repeat(tf.range(shape[0]), shape[1])
-        model = self._rows.model
-        joint = model.joint_scores(model.score_pairs(query.inputs, rows, place))
-        labels = model.predictions(joint) | {
-            name: calibrated(map_, joint[name]) for name, map_ in self._calibration.items()
-        }
+        labels = self._predict(query.inputs, rows, tf.repeat(tf.range(shape[0]), shape[1]))
         answers = {name: tf.reshape(x, shape) for name, x in labels.items()}
         return {**answers, KNOWN: user > 0, KNOWN_ITEMS: tf.reshape(is_known, shape)}
+
+    def rank_encoded(
+        self, user_row: tf.Tensor, item_row: tf.Tensor, history: tf.Tensor, **encoded: tf.Tensor
+    ) -> Tensors:
+        """Returns predictions `[n]` by label, of rows whose inputs are encoded.
+
+        The evaluation calls it: a store has no raw values. Nothing that is stored of the users'
+        events is used.
+
+        Args:
+            user_row: User rows of the bundle `[n]`.
+            item_row: Item rows of the bundle `[n]`.
+            history: Item rows `[n, history]`, the newest first, padded with 0.
+            **encoded: Context, attributes and statistics `[n, …]`, by `encoded_name`.
+        """
+        events = {name: encoded[encoded_name(name)] for name in self._queries.reads.names}
+        query = self._rows.query(user_row, history, self._rows.user_bags(user_row), events)
+        rows = self._rows.candidate(item_row, self._rows.item_bags(item_row))
+        of_rows = self._rows.model.spec.of_side("row")
+        rows |= {feature.name: encoded[encoded_name(feature.name)] for feature in of_rows}
+        return self._predict(query.inputs, rows, tf.range(tf.size(item_row)))
+
+    def _predict(self, query: Tensors, rows: Tensors, place: tf.Tensor) -> Tensors:
+        """Returns the calibrated predictions `[rows]` by label; see `RankingModel.score_pairs`."""
+        model = self._rows.model
+        joint = model.joint_scores(model.score_pairs(query, rows, place))
+        return model.predictions(joint) | {
+            name: calibrated(map_, joint[name]) for name, map_ in self._calibration.items()
+        }
 
     def _labelled(self, history: tf.Tensor, columns: Tensors) -> LabelledHistory:
         """Returns the events of given histories, none for a history without any label."""

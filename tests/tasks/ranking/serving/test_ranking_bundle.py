@@ -60,9 +60,10 @@ class World:
         model = DcnV2.from_config(stage, self.data)
         result = recsys.Trainer(stage.train, folder / "run", verbose=0).fit(model, self.data)
         self.model, self.inputs = result.model, result.inputs
-        write_model(folder / "model", result, self.data)
-        self.maps = load_calibration(folder / "model")
-        self.bundle = recsys.export(folder / "model", self.data, folder / "bundle", name="shop")
+        self.model_folder = folder / "model"
+        write_model(self.model_folder, result, self.data)
+        self.maps = load_calibration(self.model_folder)
+        self.bundle = recsys.export(self.model_folder, self.data, folder / "bundle", name="shop")
         self.graph = SavedModelGraph(self.bundle)
 
     def predicted(self, inputs):
@@ -199,6 +200,18 @@ def test_a_context_belongs_to_the_request_or_to_each_item(world):
             np.testing.assert_allclose(
                 of_examples[name][place, :n], expected[name][place, :n], atol=2e-5
             )
+
+
+def test_a_bundle_is_judged_like_its_model_folder(world):
+    """In both states, although the bundle holds the histories and statistics of all rows."""
+    content = [
+        recsys.evaluate(model, world.data, baselines=[], progress=False).content
+        for model in (world.bundle, world.model_folder)
+    ]
+    states = [(one["metrics"], one["live"]["metrics"]) for one in content]
+    for found, expected in zip(*states, strict=True):
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert states[0][0]["log_loss"] != pytest.approx(states[0][1]["log_loss"], abs=1e-3)
 
 
 def test_the_manifest_names_labels_and_columns(world):
