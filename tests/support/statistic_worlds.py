@@ -24,7 +24,7 @@ LABELS = {
     "like": {"column": "rating", "at_least": 4},
     "seconds": {"column": "seconds", "given": "like"},
 }
-FEW = VocabulariesConfig(users=VocabularyConfig(min_count=3), items=VocabularyConfig(min_count=3))
+FEW = VocabulariesConfig(users=VocabularyConfig(min_count=6), items=VocabularyConfig(min_count=3))
 
 
 def statistics(**options):
@@ -52,7 +52,7 @@ class World:
     """Labelled rows of few users, items and moments, some exactly `delay_s` apart.
 
     Labels depend on the time alone, so that the order of rows of the same second makes no
-    difference. Ids that occur less than three times before the cut have no row.
+    difference. Ids with few positives before the cut have no row.
     """
 
     def __init__(self, seed, n=120, delay_s=0, users=9, items=7):

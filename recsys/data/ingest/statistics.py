@@ -246,6 +246,14 @@ class _Grouped:
         """Which entries are of training rows `[m]` bool."""
         return self.of_entries(self.part.row < self.n_trained)
 
+    def is_shown(self, rows: _Rows) -> np.ndarray:
+        """Returns which rows show what is known of their users `[n]` bool.
+
+        Training rows of users without a row of their own don't: a bundle has no states of theirs,
+        so a model learns from these rows what it is to know nothing of a user.
+        """
+        return (rows.user_rows[self.part.key] >= 0) | (self.part.row >= self.n_trained)
+
     def ends_seen(self, delay_s: int) -> np.ndarray:
         """Returns the index after the last entry that each entry sees in its group `[m]`."""
         if delay_s not in self._ends_seen:
@@ -315,7 +323,8 @@ class _Writer:
         if grouped.place is not None:
             sums = [np.bincount(grouped.place, column, len(row)) for column in state.T]
             state = np.stack(sums, axis=1)
-        self._numbers[row] = numbers_of(self.statistic, state, self._mean)
+        is_shown = slice(None) if self.statistic.by == "item" else grouped.is_shown(self._rows)
+        self._numbers[row[is_shown]] = numbers_of(self.statistic, state[is_shown], self._mean)
         at_cut = _end_seen(self._rows.cut, self._delay_s)
         at_newest = self._rows.newest + 1 - self._delay_s
         group = np.arange(len(grouped.starts))
