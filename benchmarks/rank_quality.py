@@ -13,7 +13,7 @@ on, 10 % choose settings, 10 % are judged, split three ways:
 --impressions`), split by time; `share of Bayes` is the way from a constant's AUC to the optimum's.
 
 Peers run under `uv run --script`; `--peers fuxictr` needs a clone of github.com/reczoo/FuxiCTR in
-`--fuxictr`, since its models aren't XX have the median of the seeds.
+`--fuxictr`, since its models aren't in its wheel.
 """
 
 from __future__ import annotations
@@ -299,8 +299,10 @@ def synth(folder: Path) -> World:
         (folder / side.name).write_bytes(side.read_bytes())
     columns = "position: position"
     config = summary.config.read_text().replace(columns, f"{columns}\n      part: part")
-    given = "split: given\n  interactions:\n    train_parts: [train, valid]"
+    given = "split: given\n  interactions:\n    train_parts: [train]\n    valid_parts: [valid]"
     config = config.replace("  eval_share: 0.1\n", "").replace("interactions:", given, 1)
+    # The optimum is that of a click at the row's position.
+    config = config.replace("    features:\n", f"    features:\n{_PLACE}", 1)
     (folder / "ours.yaml").write_text(config)
     label = shown["clicked"].astype(float)
     return World(RankCase(label, part, moment, tokens), folder, truth["click"].astype(float))
@@ -341,6 +343,9 @@ def _write(path: Path, names: Sequence[str], rows: Any) -> None:
         csv.writer(file).writerows([names, *rows])
 
 
+_PLACE = """\
+      - {name: place, column: position, kind: category, context: true}
+"""
 _HOUR = """\
       - {name: hour, column: hour, kind: category, context: true}
 """
@@ -362,7 +367,8 @@ data:
   interactions:
     files: events.csv
     columns: {{user: user, item: item, timestamp: timestamp, rating: rating, part: part}}
-    train_parts: [train, valid]
+    train_parts: [train]
+    valid_parts: [valid]
     history_events: all
     labels: {{like: {{column: rating, at_least: 4}}}}
     features:

@@ -263,6 +263,9 @@ class ValidationConfig(Strict):
     patience: PositiveInt | None = 3
     """Number of evaluations without improvement after which training stops; `null`: never. The
     best model is kept in any case."""
+    refit: bool = False
+    """Whether the model is then trained anew on all rows, those held back among them, for the best
+    number of epochs. The default of ranking is true."""
     max_queries: PositiveInt = 5_000
     """Highest number of queries per evaluation; for ranking, of rows, by default 200,000."""
 

@@ -118,6 +118,9 @@ class Isotonic(Strict):
         return np.interp(np.asarray(logit, np.float64), self.logit, self.probability)
 
 
+Calibration = Temperature | Isotonic
+
+
 class _Rows(NamedTuple):
     logit: Floats
     label: Floats

@@ -15,6 +15,7 @@ from recsys.losses import Squared, joint_labels, joint_logits, sum_over_labels, 
 from recsys.losses.batch import check_scalar, described
 from recsys.losses.loss import TrainOptions
 from recsys.losses.score_loss import ScoreLoss
+from recsys.models.calibration import Calibration
 from recsys.models.history_lookups import HistoryLookups
 from recsys.models.inputs import FeatureSpec, ModelSpec
 from recsys.models.lookups import InputSpec, Tables
@@ -65,6 +66,8 @@ class RankingModel(HistoryLookups, makes_layers=False):
         Config: Type of the model's config.
         spec: What the model is.
         label_names: Names of the labels that the model learns, each after its `given`.
+        calibration: Map from log odds to probabilities by label; training sets it. The model's own
+            predictions don't read it.
         table_configs: Configs of the tables; can be set until the model is built.
         regularisation: Weight of the squared norm of each row that a batch looks up by id, by
             table; `train_by` sets it.
@@ -74,6 +77,7 @@ class RankingModel(HistoryLookups, makes_layers=False):
     """
 
     Config: ClassVar[type[RankingConfig]] = RankingConfig
+    calibration: Mapping[str, Calibration]
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class RankingModel(HistoryLookups, makes_layers=False):
         self.regularisation: dict[str, float] = {}
         self.amounts: Any = None
         self.position: Any = None
+        self.set_calibration({})
 
     @classmethod
     def options_of(cls, train: Any) -> dict[str, Any]:
@@ -113,6 +118,11 @@ class RankingModel(HistoryLookups, makes_layers=False):
                     registry.name_of("loss", loss),
                 )
         self.regularisation = self._penalties(train)
+
+    def set_calibration(self, calibration: Mapping[str, Calibration]) -> None:
+        """Sets the maps from log odds to probabilities, by label, that held-back rows gave."""
+        # Bypasses Keras, which tracks attributes.
+        object.__setattr__(self, "calibration", calibration)
 
     # --- methods of a subclass
 

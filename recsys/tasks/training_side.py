@@ -198,6 +198,9 @@ class TrainingSide:
         """Returns why a model trained until `until` can't be validated, or None."""
         return None
 
+    def take_over(self, model: Any, validated: Any) -> None:
+        """Gives a model that is trained anew on all events what validation found of `validated`."""
+
     def write(self, folder: Path, model: Any) -> None:
         """Writes files for judging and serving, besides the weights, into a model folder.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import sys
 import weakref
 from collections.abc import Sequence
@@ -39,7 +41,7 @@ from recsys.training.prefetch import BatchIterator, part_of_process
 from recsys.training.run_folders import RunFolders
 from recsys.training.state_transfer import transfer_state
 from recsys.training.training_result import Progress, TensorBoardWriter, TrainingLog, TrainingResult
-from recsys.training.warm_start import batch_settings, choose, continued_stage
+from recsys.training.warm_start import batch_settings, choose, continued_stage, warm_start_of
 
 Verbose = Literal["auto", 0, 1, 2]
 _built_in: weakref.WeakKeyDictionary[LookupModel, Path] = weakref.WeakKeyDictionary()
@@ -133,10 +135,45 @@ class Trainer:
                 differs from `base` (R390).
         """
         check_backend()
-        result = _Fit(self, model, data).run()
+        validation = self._stage(model, data).train.validation
+        if validation is None or not validation.refit:
+            result = _Fit(self, model, data).run()
+        else:
+            result = self._fit_twice(model, data)
         # Bypasses Keras, which tracks layers in attributes; `recsys.export` reads it.
         object.__setattr__(model, "training_result", result)
         return result
+
+    def _fit_twice(self, model: LookupModel, data: Data) -> TrainingResult:
+        """Finds the best number of epochs, then trains `model` on all events for as many."""
+        stage = self._stage(model, data)
+        other = type(model).from_config(stage, data, seed=model.seed)
+        validated = _Fit(self, other, data).run()
+        epochs = validated.best_epochs
+        note_on_primary(f"Trains anew on all events, also those held back, for {epochs} epochs.")
+        side = side_of(stage.model, "training")(stage, data.store, validated.inputs)
+        side.take_over(model, other)
+        validated = dataclasses.replace(validated, model=model)
+        del other  # Its tables would be in memory beside those of the next training.
+        gc.collect()
+        base = validated.base
+        again = Trainer.of_stage(
+            _of_epochs(stage, epochs),
+            validated.checkpoints / "refit",
+            callbacks=self.callbacks,
+            base=None if base is None else base.folder,
+            tensorboard=self.tensorboard,
+            verbose=self.verbose,
+        )
+        trained = _Fit(again, model, data).run()
+        return dataclasses.replace(
+            trained,
+            stage=validated.stage,
+            progress=validated.progress,
+            refit=trained.progress,
+            folders=validated.folders,
+            cold=validated.cold,
+        )
 
     def _stage(self, model: LookupModel, data: Data) -> TrainStage:
         """Returns the configs of the run; passes the settings that the model needs to it."""
@@ -166,6 +203,13 @@ class Trainer:
         model.spec = spec
         model.train_by(train)
         return self.stage.model_copy(update={"model": config, "train": train})
+
+
+def _of_epochs(stage: TrainStage, epochs: int) -> TrainStage:
+    """Returns the stage of a training on all events, cold or warm, for a number of epochs."""
+    train = stage.train.model_copy(update={"validation": None, "epochs": epochs})
+    warm = warm_start_of(stage).model_copy(update={"epochs": epochs})
+    return stage.model_copy(update={"train": train, "warm_start": warm})
 
 
 def _unsuitable(rule: str, cure: str, received: str) -> UsageError:

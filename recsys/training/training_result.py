@@ -336,12 +336,15 @@ class TrainingResult:
         stage: Configs of the training, with `history_of` resolved.
         inputs: Histories and features of users and items, as of the training events.
         events: Training positives, including those held back for validation.
-        progress: Steps, times, loss curve and validations.
+        progress: Steps, times, loss curve and validations; with `refit` of the training with
+            validation.
         placements: Placement of the tables on the devices.
         unknown_id_share: Share of the ids of the training positives without a row [0..1].
         folders: Folders of the checkpoints of the run.
         base: Earlier model of a warm start; None for a cold start.
         cold: Reason for a cold start despite an earlier model; None otherwise.
+        refit: Progress of the training on all events that followed, see
+            `train.validation.refit`; None: there was none.
     """
 
     model: LookupModel
@@ -354,6 +357,13 @@ class TrainingResult:
     folders: RunFolders
     base: EarlierModel | None = None
     cold: str | None = None
+    refit: Progress | None = None
+
+    @property
+    def best_epochs(self) -> int:
+        """Number of epochs before the best validation; at least 1."""
+        best = self.progress.best_step or 0
+        return max(1, sum(epoch["step"] <= best for epoch in self.progress.epochs))
 
     @property
     def history(self) -> dict[str, list[float | None]]:
@@ -397,6 +407,7 @@ class TrainingResult:
             "resumed_at": progress.resumed_at,
             "best_step": progress.best_step,
             "validation": progress.validations,
+            "refit": self._of_refit(),
             "warm_start": progress.warm_start,
             "cold": self.cold,
             "checkpoints": str(folders.checkpoints),
@@ -404,6 +415,13 @@ class TrainingResult:
             "sharding": [dataclasses.asdict(placement) for placement in self.placements],
             "curve": progress.curve,
         }
+
+    def _of_refit(self) -> dict[str, Any] | None:
+        """Returns steps and seconds of the training on all events, if there was one."""
+        if (own := self.refit) is None:
+            return None
+        seconds = round(own.seconds, 3)
+        return {"steps": own.step, "seconds": seconds, "resumed_at": own.resumed_at}
 
     def _lines(self) -> dict[str, str]:
         progress = self.progress
@@ -417,6 +435,9 @@ class TrainingResult:
         if progress.best_step is not None:
             best = next(m for m in progress.validations if m["step"] == progress.best_step)
             lines["best"] = f"step {progress.best_step:,}: {metrics_text(best)}"
+        if self.refit is not None:
+            seconds = f"{self.refit.seconds:,.1f} s"
+            lines["refit"] = f"{self.refit.step:,} steps in {seconds}, on all events"
         if progress.resumed_at:
             lines["resumed at"] = ", ".join(f"step {step:,}" for step in progress.resumed_at)
         return {**lines, "checkpoints": str(self.checkpoints)}

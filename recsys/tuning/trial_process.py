@@ -73,6 +73,8 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
     validation = stage.train.validation
     if validation is None:
         raise ValueError("A trial needs a validation.")
+    once = validation.model_copy(update={"refit": False})
+    stage = stage.model_copy(update={"train": stage.train.model_copy(update={"validation": once})})
     dataset = open_data(data)
     reporter = ValidationReporter(trial_of(open_study(folder), number), validation.metric)
     trainer = Trainer.of_stage(

@@ -41,5 +41,5 @@ class Ranking(Task):
         "table_learning_rate": 0.001,
         "tower_learning_rate": 0.0005,
         "calibration": "temperature",
-        "validation": {"share": 0.1, "metric": "log_loss", "max_queries": 200_000},
+        "validation": {"share": 0.1, "metric": "log_loss", "max_queries": 200_000, "refit": True},
     }

@@ -15,10 +15,9 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from recsys.errors import RecsysError
-from recsys.models.calibration import Isotonic, Temperature
+from recsys.models.calibration import Calibration, Isotonic, Temperature
 
 FILE = "calibration.json"
-Calibration = Temperature | Isotonic
 KINDS: dict[str, type[Temperature] | type[Isotonic]] = {
     "temperature": Temperature,
     "isotonic": Isotonic,

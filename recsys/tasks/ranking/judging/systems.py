@@ -16,7 +16,7 @@ from recsys.data.event_features import LearnedFeature, load_event_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.distributed.coordination import from_primary, is_primary, meet
 from recsys.errors import RecsysError
-from recsys.models.calibration import Temperature
+from recsys.models.calibration import Calibration, Temperature
 from recsys.models.config import QueryConfig
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import EventInput, ModelInputs, event_inputs
@@ -24,7 +24,7 @@ from recsys.ragged import slices
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
-from recsys.tasks.ranking.calibration_file import Calibration, load_calibration
+from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.judging.baselines import Predictions
 from recsys.tasks.ranking.judging.bundle_process import BundleProcess
 from recsys.tasks.ranking.judging.labelled_rows import LabelledRows, PairColumns
@@ -121,7 +121,7 @@ def open_object(model: Any, data: Data) -> Predictor:
     # A training result knows the trained rows: validation may hold back all rows of a user.
     trained = getattr(model, "training_result", None)
     inputs = ModelInputs.of_data(data) if trained is None else trained.inputs
-    return of_model(ScoreInference(model), inputs, {})
+    return of_model(ScoreInference(model), inputs, model.calibration)
 
 
 def open_bundle(bundle: Path, manifest: Mapping[str, Any]) -> Predictor:

@@ -1,4 +1,4 @@
-"""The work between epochs: validation on held-back rows."""
+"""The work between epochs: validation on held-back rows, and in the end calibration on them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.metrics import pooled
 from recsys.metrics.scores import ScoredRows
 from recsys.models.inference import ScoreInference
+from recsys.tasks.ranking.calibration_file import KINDS
 from recsys.tasks.ranking.rows import LABEL, Read, model_inputs
 from recsys.tasks.ranking.training.batches import RowSource
 from recsys.tasks.ranking.training.other_batches import SampledNegatives
@@ -26,7 +27,7 @@ Scores = dict[str, np.ndarray]
 
 @dataclasses.dataclass(eq=False)
 class RankingEpochWork(EpochWork):
-    """Validates the model between two epochs."""
+    """Validates the model between two epochs, and calibrates the best one."""
 
     def __post_init__(self) -> None:
         """Reads the rows of the validation."""
@@ -42,6 +43,20 @@ class RankingEpochWork(EpochWork):
         if self._rows is None or config is None:
             return {}
         return self._rows.metrics(self._rows.scores(self._inference), config)
+
+    def settle(self) -> None:
+        """Fits the calibration on the rows of the validation."""
+        kind, rows = self.stage.train.calibration, self._rows
+        if kind is None or rows is None:
+            return
+        scores, labels = rows.scores(self._inference), rows.joint_labels()
+        self.model.set_calibration(
+            {
+                name: KINDS[kind].fit(scores[name], label, rows.weight)
+                for name, label in labels.items()
+                if not self.inputs.labels[name].is_amount
+            }
+        )
 
 
 class HeldBackRows:

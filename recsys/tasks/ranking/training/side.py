@@ -8,25 +8,24 @@ from typing import Any
 import numpy as np
 
 from recsys.data.row_log import RowLog
-from recsys.data.shuffle import WHOLE, BatchPart
+from recsys.data.shuffle import BatchPart
 from recsys.distributed.coordination import agreed
 from recsys.errors import RecsysError, UsageError
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
 from recsys.models.ranking_model import RankingModel
 from recsys.tasks.config import TrainConfig, TrainStage
-from recsys.tasks.ranking.calibration_file import KINDS, save_calibration
+from recsys.tasks.ranking.calibration_file import save_calibration
 from recsys.tasks.ranking.probe import save_probe
 from recsys.tasks.ranking.rows import LABEL, Rows, is_row_feature, known
 from recsys.tasks.ranking.training.batches import RowSource
-from recsys.tasks.ranking.training.epoch_work import HeldBackRows, RankingEpochWork
+from recsys.tasks.ranking.training.epoch_work import RankingEpochWork
 from recsys.tasks.ranking.training.other_batches import SampledNegatives, WholeImpressions
 from recsys.tasks.ranking.training.training_rows import TrainingRows, training_rows
 from recsys.tasks.training_side import TrainingSide, counted_inputs
 
 _MANY = 0.5
 """Share of training rows without the first label above which there is a remark."""
-_MOST_CALIBRATED = 1_000_000
 
 
 class RankingTraining(TrainingSide):
@@ -155,22 +154,15 @@ class RankingTraining(TrainingSide):
             return "it was trained on all that validation holds back"
         return None
 
+    def take_over(self, model: RankingModel, validated: RankingModel) -> None:
+        """Gives a model that is trained anew on all rows the calibration of `validated`."""
+        model.set_calibration(validated.calibration)
+
     def write(self, folder: Path, model: RankingModel) -> None:
         """Writes the calibration, and rows with scores that an export must reproduce."""
-        train, inference = self.stage.train, ScoreInference(model)
-        if train.calibration is not None and train.validation is not None:
-            events = self.events(train)
-            source = self.source(events, train, 1, WHOLE)
-            rows = HeldBackRows(source, _MOST_CALIBRATED)
-            scores, labels = rows.scores(inference), rows.joint_labels()
-            fit = KINDS[train.calibration].fit
-            maps = {
-                name: fit(scores[name], label, rows.weight)
-                for name, label in labels.items()
-                if not self.inputs.labels[name].is_amount
-            }
-            agreed(lambda: save_calibration(folder, maps))
-        save_probe(folder, inference, self.store, self.inputs)
+        if model.calibration:
+            agreed(lambda: save_calibration(folder, model.calibration))
+        save_probe(folder, ScoreInference(model), self.store, self.inputs)
 
 
 def _first_position(rows: RowLog, feature: str) -> np.ndarray:

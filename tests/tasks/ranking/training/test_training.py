@@ -73,6 +73,12 @@ def test_a_training_learns_and_calibrates_what_the_source_thinned(data, tmp_path
     summary = json.loads((tmp_path / "model" / "training.json").read_text())
     best = min(summary["validation"], key=lambda look: look["log_loss"])
     assert best["step"] == summary["best_step"]
+    # All rows are learned, for the best number of epochs.
+    epochs = 1 + summary["validation"].index(best)
+    again = {**options, "train": {**options["train"], "validation": None, "epochs": epochs}}
+    train_here(again, data.folder, tmp_path / "again")
+    np.testing.assert_array_equal(scores_of(tmp_path / "again", data)[0], scores)
+    assert load_calibration(tmp_path / "again") == {}
     maps = load_calibration(tmp_path / "model")
     assert {name: one.kind for name, one in maps.items()} == {"click": kind, "buy": kind}
     click, rate = read["label.click"], read["rate"]
@@ -110,7 +116,7 @@ def test_a_warm_start_goes_on(data, tmp_path):
 
 
 def test_a_killed_training_of_two_processes_ends_with_the_same_bits(data, tmp_path):
-    options = stage(epochs=6, negative_share=0.5, checkpoint={"every_steps": 5}, validation=None)
+    options = stage(epochs=6, negative_share=0.5, checkpoint={"every_steps": 5})
     runs = [Run(tmp_path / name, data.folder, options, processes=2) for name in ("a", "b")]
     runs[0].finish()
     process = runs[1].start_until(8)
