@@ -170,6 +170,13 @@ def labels_of_users(
     return {name: label for name, label in labels.items() if name in names}
 
 
+def entry_of_none(one: LearnedFeature) -> np.ndarray:
+    """Returns a statistic of no rows, as a model reads it `[width]` int32 or `[floats]` float32."""
+    statistic = cast(Statistic, one.feature)
+    state = np.full((1, statistic.n_states), statistic.empty)
+    return one.encode(numbers_of(statistic, state, prior_mean(one.learned)))[0]
+
+
 def numbers_of(statistic: Statistic, state: np.ndarray, mean: float) -> np.ndarray:
     """Returns the numbers `[n, n_values]` float32 of states `[n, n_states]`.
 

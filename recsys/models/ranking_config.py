@@ -47,7 +47,8 @@ class RankingConfig(QueryConfig):
     """Share of ids that training replaces by the unknown id; at 0 an unknown id has no effect
     [0..1)."""
     new_user_share: Dropout = 0.0
-    """Share of training examples that are trained as new users, without id and history [0..1)."""
+    """Share of training examples that are trained as new users, without id, history and statistics
+    of the user [0..1)."""
     history: NonNegativeInt = 20
     """Maximum length of a history: the newest events of a user are kept; 0: the model reads no
     history [items]."""

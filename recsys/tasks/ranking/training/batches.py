@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recsys.data.event_features.statistics import Statistic
 from recsys.data.shuffle import WHOLE, BatchPart, Permutation, epoch_order
+from recsys.data.statistics import entry_of_none
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs
@@ -238,6 +240,8 @@ class RowSource:
             is_new = part.uniform(history.shape[:1], random) < model.new_user_share
             history = np.where(is_new[:, None], np.int32(UNKNOWN_ROW), history)
             read["is_new"] = is_new
+            for name, entry in self._of_new_users.items():
+                read[name] = np.where(is_new[:, None], entry.astype(read[name].dtype), read[name])
         read["history"], share = history, model.attribute_dropout
         is_missing = history == UNKNOWN_ROW
         if share:
@@ -250,6 +254,18 @@ class RowSource:
             elif share:
                 read[x.name] = hidden(read[x.name], is_hidden)
         return read
+
+    @functools.cached_property
+    def _of_new_users(self) -> dict[str, np.ndarray]:
+        """Entry of a user without earlier events, of statistics of users and gaps by name."""
+        entries = {}
+        for one in self.inputs.event_features:
+            feature = one.feature
+            if isinstance(feature, Statistic) and feature.is_of_users:
+                entries[one.name] = entry_of_none(one)
+            elif feature.is_context and feature.value == "gap":
+                entries[one.name] = np.zeros(feature.floats or feature.width)
+        return entries
 
     def _inputs(self, read: Read, random: np.random.Generator) -> Batch:
         """Returns the model's inputs, with a share of ids hidden."""

@@ -8,6 +8,7 @@ from row_worlds import LABELS, ingested, shown
 
 from recsys.config import TrainConfig
 from recsys.data.shuffle import BatchPart
+from recsys.data.statistics import StatisticsState
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelInputs
 from recsys.registry import Choice
@@ -157,3 +158,27 @@ def test_dropout_hides_ids_histories_and_context(data):
     assert (hidden["history"][is_there] == 0).mean() == pytest.approx(1 - 0.8 * 0.7, abs=0.08)
     gone = (hidden["history"] == 0) & is_there
     assert (hidden["history.device"][gone] == 0).all()
+
+
+def test_a_hidden_user_has_the_statistics_of_a_stranger(tmp_path):
+    features = [
+        {"name": "rate", "kind": "mean", "label": "click", "by": "user", "as": "dense"},
+        {"name": "last", "kind": "last", "label": "click"},
+        {"name": "item_rows", "kind": "count", "by": "item"},
+    ]
+    data = ingested(tmp_path, shown(), sampled=None, features=features)
+    source = source_of(data, {**PLAIN, "new_user_share": 0.5}, batch_size=256)
+    whole = source_of(data, PLAIN, batch_size=256)[0]
+    batch, rows = source[0], source._drawn(0).rows
+    is_new = batch["user_row"] == 0
+    assert 0.3 < is_new.mean() < 0.7
+    # As the bundle's: no state has the key of the unknown user.
+    state = StatisticsState.open(data.folder, "newest")
+    items = np.asarray(source.events.rows.item_row)[rows]
+    of_strangers = state.features(np.zeros_like(items), items, data.catalogue)
+    for name in ("rate", "last", "item_rows"):
+        np.testing.assert_array_equal(batch[name][~is_new], whole[name][~is_new])
+    for name in ("rate", "last"):
+        np.testing.assert_array_equal(batch[name][is_new], of_strangers[name][is_new])
+        assert (whole[name][is_new] != of_strangers[name][is_new]).any()
+    np.testing.assert_array_equal(batch["item_rows"], whole["item_rows"])
