@@ -66,7 +66,7 @@ def _comments(report: Inspection) -> dict[str, str]:
     comments = {
         "explode": "A row holds a list of events.",
         "labels": f"All rows are kept: {report.labels.reason}.",
-        "positive": "What retrieval learns; another label may be named.",
+        "positive": "What histories hold and retrieval learns; another label may be named.",
         "features": "Context of a query, and attributes of a history's events: docs/features.md.",
     }
     for role, column in report.roles.decided.items():

@@ -54,7 +54,7 @@ def find_labels(roles: Roles, profiles: Mapping[str, Profile], mapped: Mapped) -
         UsageError: `--map` names an unknown label.
     """
     columns = [profiles[role.column] for role in roles.several.get("label", ())]
-    found = _of_columns(columns)
+    found = _of_columns(columns, is_for_ranking="impression" in roles.decided)
     if not columns and "rating" not in roles.decided and "event" in roles.decided:
         found = _of_kinds(profiles[roles.decided["event"].column])
     said = mapped.get(POSITIVE, (None,))[0]
@@ -77,8 +77,11 @@ def find_labels(roles: Roles, profiles: Mapping[str, Profile], mapped: Mapped) -
     return dataclasses.replace(found, labels=found.labels | more)
 
 
-def _of_columns(columns: list[Profile]) -> Labels:
-    """Returns the labels of columns of yes and no, the most frequent first."""
+def _of_columns(columns: list[Profile], is_for_ranking: bool) -> Labels:
+    """Returns the labels of columns of yes and no, the most frequent first.
+
+    A ranking model learns all of them, so that the positives are those of the first.
+    """
     is_yes = {p.name: _is_yes(p) for p in columns}
     columns = sorted(columns, key=lambda p: -is_yes[p.name].sum())
     labels: dict[str, LabelConfig] = {}
@@ -96,6 +99,8 @@ def _of_columns(columns: list[Profile]) -> Labels:
         )
     if len(columns) < 2:
         return Labels(labels, next(iter(labels), None), reason="its name or values say label")
+    if is_for_ranking:
+        return Labels(labels, next(iter(labels)), reason="columns of yes and no")
     named = " and ".join(shown(profile.name) for profile in columns[:4])
     why = f"{POSITIVE}: {named} are equally likely to say which rows are positives"
     return Labels(labels, reason="columns of yes and no", undecided=why)

@@ -101,6 +101,23 @@ def test_rows_shown_keep_their_impression_and_position(here, capsys):
     assert load_config("out.yaml").model.task == "retrieval"
 
 
+def test_of_several_labels_of_what_was_shown_the_most_frequent_is_of_positives(capsys):
+    rows = [
+        f"{at},{user},{time},{item},{click and at % 3 == 0:d},{click}"
+        for at, user, time, items, clicks in shown()
+        for item, click in zip(items, clicks, strict=True)
+    ]
+    header = "user_id,timestamp,item_id,purchased,click"
+    Path("f.csv").write_text("\n".join([f"request_id,{header}", *rows]) + "\n")
+    result = found(capsys, "f.csv")
+    assert (result["undecided"], result["positive"]) == ([], "click")
+    assert result["labels"]["purchased"]["given"] == "click"
+    assert load_config("out.yaml").model.task == "ranking"
+    without = [row.partition(",")[2] for row in rows]  # What retrieval learns must be said.
+    Path("f.csv").write_text("\n".join([header, *without]) + "\n")
+    assert "--map positive=click" in found(capsys, "f.csv")["try"]
+
+
 def test_lists_of_as_many_numbers_are_vectors(capsys):
     vectors = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
     items = {"item_id": [f"i{k}" for k in range(30)], "embedding": [*vectors.tolist()]}
