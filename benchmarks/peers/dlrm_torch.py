@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks.measure import answer
 from benchmarks.peers.dlrm_case import BOTTOM, LEARNING_RATE, NUMBERS, TABLES, TOP, examples
 from benchmarks.peers.two_tower_case import StepClock
-from benchmarks.peers.two_tower_torch import table
+from benchmarks.peers.two_tower_torch import step, table
 
 
 class Layers(nn.Module):
@@ -58,12 +58,7 @@ def main(device: str, dense: bool, **case: Any) -> dict[str, Any]:
         rows = [of(place) for of, place in zip(tables, places, strict=True)] if tables else []
         logits = layers(torch.stack(rows, 1) if rows else None, torch.from_numpy(numbers))
         loss = loss_of(logits, torch.from_numpy(label))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        clock.tick(loss.item())
+        clock.tick(step(loss, *optimizers))
     return clock.report(clock.adagrad_bytes(), ["torch"])
 
 

@@ -16,6 +16,7 @@ from benchmarks.measure import answer
 from benchmarks.peers.dlrm_case import LEARNING_RATE, TABLES, examples, row_wise_bytes
 from benchmarks.peers.dlrm_torch import Layers
 from benchmarks.peers.two_tower_case import StepClock
+from benchmarks.peers.two_tower_torch import step
 from benchmarks.peers.two_tower_torchrec import fused_tables
 
 
@@ -31,10 +32,7 @@ def main(dense: bool, **case: Any) -> dict[str, Any]:
             rows = tables(places.view(-1), torch.arange(TABLES * n + 1))
             rows = rows.view(n, TABLES, clock.dim)
         loss = loss_of(layers(rows, torch.from_numpy(numbers)), torch.from_numpy(label))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.tick(loss.item())
+        clock.tick(step(loss, optimizer))
     return clock.report(row_wise_bytes(clock), ["torch", "fbgemm-gpu-cpu", "torchrec"])
 
 

@@ -27,6 +27,16 @@ def tower(dim: int) -> nn.Module:
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, out))
 
 
+def step(loss: torch.Tensor, *optimizers: torch.optim.Optimizer) -> float:
+    """Takes a training step; returns the loss."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss.item()
+
+
 def main(device: str, **case: Any) -> dict[str, Any]:
     """Returns the figures of a case on a device, whose other fields `StepClock` takes."""
     clock = StepClock(**case)
@@ -41,12 +51,7 @@ def main(device: str, **case: Any) -> dict[str, Any]:
         user, item = torch.from_numpy(batch).to(device)
         query, candidate = users(user_rows(user)), items(item_rows(item))
         loss = functional.cross_entropy(query @ candidate.T, torch.arange(len(user), device=device))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        clock.tick(loss.item())
+        clock.tick(step(loss, *optimizers))
     return clock.report(clock.adagrad_bytes(), ["torch"])
 
 

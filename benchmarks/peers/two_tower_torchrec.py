@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from benchmarks.measure import answer
 from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, StepClock
-from benchmarks.peers.two_tower_torch import tower
+from benchmarks.peers.two_tower_torch import step, tower
 
 
 def fused_tables(n: int, clock: StepClock, rate: float) -> Any:
@@ -48,10 +48,7 @@ def main(**case: Any) -> dict[str, Any]:
         rows = tables(ids.view(-1), torch.arange(2 * n + 1))  # [batch, 2 · dim]
         query, candidate = users(rows[:, : clock.dim]), items(rows[:, clock.dim :])
         loss = functional.cross_entropy(query @ candidate.T, torch.arange(n))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.tick(loss.item())
+        clock.tick(step(loss, optimizer))
     state = 2 * clock.rows * (clock.dim + 1) * 4
     return clock.report(state, ["torch", "fbgemm-gpu-cpu", "torchrec"])
 
