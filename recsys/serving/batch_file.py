@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -103,19 +105,13 @@ def recommend_file(
         UsageError: `out` is a folder (R546), or `k` is out of range (R541).
         RecsysError: The file can't be read, or an answer fails.
     """
-    started, done = time.monotonic(), Answered(str(out))
-    rejected_file = out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
-    sources: Counter[str] = Counter()
+    done, sources = Answered(str(out)), Counter[str]()
     size = min(block, max(1, _MOST_ITEMS // k))
     if out.is_dir():
         rule = "The file to write must not be a folder."
         raise UsageError("R546", rule, "Name a file with --out.", str(out))
-    out.parent.mkdir(parents=True, exist_ok=True)
     with (
-        replacing(out) as file,
-        replacing(rejected_file) as other,
-        _writer(file) as writer,
-        pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
+        writing(done, _writer) as (writer, rejects),
         closing(_answers(answer, _blocks(users, size), k)) as blocks,
     ):
         for answers, letters, n_bytes in blocks:
@@ -128,13 +124,35 @@ def recommend_file(
                 done.unknown += pc.sum(pc.invert(answers["known"])).as_py()
                 sources.update(answers["source"].to_pylist())
             report(answers.num_rows, n_bytes)
+    done.sources = {name: sources[name] for name in SOURCES if sources[name]}
+    return done
+
+
+@contextlib.contextmanager
+def writing(
+    done: Any, open_writer: Callable[[Path], pq.ParquetWriter]
+) -> Iterator[tuple[pq.ParquetWriter, pq.ParquetWriter]]:
+    """Yields the writers of the answers and of dead letters, which are written atomically.
+
+    Args:
+        done: The result; its `out` is written, its `rejected_file` and `seconds` are set.
+        open_writer: Opens the file of the answers.
+    """
+    started, out = time.monotonic(), Path(done.out)
+    rejected_file = out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        replacing(out) as file,
+        replacing(rejected_file) as other,
+        open_writer(file) as writer,
+        pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
+    ):
+        yield writer, rejects
     if done.rejected:
         done.rejected_file = str(rejected_file)
     else:
         rejected_file.unlink()
-    done.sources = {name: sources[name] for name in SOURCES if sources[name]}
     done.seconds = time.monotonic() - started
-    return done
 
 
 def batch_answer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.data import dead_letters
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import is_list, to_ids, to_lists, to_text
 from recsys.errors import UsageError
 from recsys.savedmodel.event_columns import CONTEXT
-from recsys.serving.batch_file import Report, detect
+from recsys.serving.batch_file import Report, detect, writing
 from recsys.serving.label_scorer import HISTORY, LabelScorer, RankedItems, RankQuery
-from recsys.system.files import replacing
 
 ITEMS = "items"
 """Column of the items to rank."""
@@ -86,15 +83,9 @@ def rank_file(
     if not file.is_file() or out.is_dir():
         rule = "Rankings need a file of users with items, and a file to write."
         raise UsageError("R546", rule, "Name both: FILE --out OUT.parquet.", [str(file), str(out)])
-    started, done = time.monotonic(), RankedFile(str(out))
-    rejected_file = out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
-    schema = _schema(scorer)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    done, schema = RankedFile(str(out)), _schema(scorer)
     with (
-        replacing(out) as rankings,
-        replacing(rejected_file) as other,
-        pq.ParquetWriter(rankings, schema) as writer,
-        pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
+        writing(done, lambda path: pq.ParquetWriter(path, schema)) as (writer, rejects),
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
     ):
         for batch, user, n_bytes in _batches(file, column):
@@ -113,11 +104,6 @@ def rank_file(
             done.items += sum(len(row["item_ids"]) for row in rows)
             done.unknown += sum(not row["known"] for row in rows)
             report(len(rows), n_bytes)
-    if done.rejected:
-        done.rejected_file = str(rejected_file)
-    else:
-        rejected_file.unlink()
-    done.seconds = time.monotonic() - started
     return done
 
 

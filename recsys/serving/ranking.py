@@ -5,10 +5,34 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from recsys.formats import counted, html_table
 from recsys.serving.label_scorer import RankedItems
+
+ItemT = TypeVar("ItemT")
+
+
+class ItemSequence(Generic[ItemT]):
+    """The items of an answer for one user, the best first."""
+
+    user_id: str
+    known: bool | None
+    items: list[ItemT]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[ItemT]:
+        return iter(self.items)
+
+    def __getitem__(self, place: int) -> ItemT:
+        return self.items[place]
+
+    def _heading(self, basis: str) -> str:
+        who = f" for user {self.user_id!r}" if self.user_id else ""
+        unknown = ", who is not in the data" if self.user_id and self.known is False else ""
+        return f"{counted(len(self.items), 'item', 'items')}{who}{unknown} ({basis})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +56,7 @@ class RankedItem:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Ranking:
+class Ranking(ItemSequence[RankedItem]):
     """Items in the order of the first label's scores.
 
     Attributes:
@@ -68,27 +92,19 @@ class Ranking:
             ranked.unknown,
         )
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[RankedItem]:
-        return iter(self.items)
-
-    def __getitem__(self, place: int) -> RankedItem:
-        return self.items[place]
-
     def __repr__(self) -> str:
         width = max([len(item.id) for item in self.items], default=0)
         rows = [
             f"{item.id:{width}}" + "".join(f"  {x:10.4f}" for x in item.scores.values())
             for item in self.items
         ]
-        return "\n".join([self._heading(), *rows])
+        return "\n".join([self._heading(", ".join(self.labels)), *rows])
 
     def _repr_html_(self) -> str:
         columns = ("rank", "id", *self.labels)
         values = ([row[column] for column in columns] for row in self.to_rows())
-        return f"<p>{html.escape(self._heading())}</p>{html_table(columns, values, texts=('id',))}"
+        heading = html.escape(self._heading(", ".join(self.labels)))
+        return f"<p>{heading}</p>{html_table(columns, values, texts=('id',))}"
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns `rank`, `id`, `known`, and the score of each label of each item."""
@@ -102,9 +118,3 @@ class Ranking:
         import pandas as pd  # type: ignore[import-untyped]
 
         return pd.DataFrame(self.to_rows(), columns=["rank", "id", "known", *self.labels])
-
-    def _heading(self) -> str:
-        who = f" for user {self.user_id!r}" if self.user_id else ""
-        unknown = ", who is not in the data" if self.user_id and self.known is False else ""
-        n_items = counted(len(self.items), "item", "items")
-        return f"{n_items}{who}{unknown} ({', '.join(self.labels)})"

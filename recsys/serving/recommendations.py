@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
@@ -20,11 +20,11 @@ import numpy as np
 from recsys.bundles.bundle import MANIFEST, wrong_answers
 from recsys.bundles.publishing import latest
 from recsys.errors import UsageError
-from recsys.formats import counted, html_table
+from recsys.formats import html_table
 from recsys.savedmodel.signatures import SCORE
 from recsys.serving.label_scorer import LabelScorer, RankQuery
 from recsys.serving.opening import open_bundle
-from recsys.serving.ranking import RankedItem, Ranking
+from recsys.serving.ranking import ItemSequence, RankedItem, Ranking
 from recsys.serving.served_model import (
     Retriever,
     Scorer,
@@ -68,7 +68,7 @@ class ScoredItem(Item):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Recommendations:
+class Recommendations(ItemSequence[ScoredItem]):
     """The answer for one user.
 
     Attributes:
@@ -86,22 +86,13 @@ class Recommendations:
     history: list[Item]
     items: list[ScoredItem]
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[ScoredItem]:
-        return iter(self.items)
-
-    def __getitem__(self, place: int) -> ScoredItem:
-        return self.items[place]
-
     def __repr__(self) -> str:
         width = max([len(item.id) for item in self.items], default=0)
         rows = [f"{item.score:10.4f}  {item.id:{width}}  {item.title}" for item in self.items]
-        return "\n".join([self._heading(), *(rows or ["(no item is left)"])])
+        return "\n".join([self._heading(self._basis), *(rows or ["(no item is left)"])])
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._heading())}</p>{_html(_COLUMNS, self.to_rows())}"
+        return f"<p>{html.escape(self._heading(self._basis))}</p>{_html(_COLUMNS, self.to_rows())}"
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns `rank`, `id`, `title` and `score` of each item."""
@@ -113,11 +104,9 @@ class Recommendations:
         """Returns a `pandas.DataFrame` with a row for each item; requires pandas."""
         return _frame(self.to_rows(), ("rank", "id", "title", "score"))
 
-    def _heading(self) -> str:
-        who = f" for user {self.user_id!r}" if self.user_id else ""
-        unknown = "" if self.known or not self.user_id else ", who is not in the data"
-        n_items = counted(len(self.items), "item", "items")
-        return f"{n_items}{who}{unknown} (source: {self.source or 'unknown'})"
+    @property
+    def _basis(self) -> str:
+        return f"source: {self.source or 'unknown'}"
 
 
 class RecommendationList(list[Recommendations]):
