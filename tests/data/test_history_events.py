@@ -177,9 +177,8 @@ def test_all_good_rows_are_in_histories(tmp_path):
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("pooling", ["mean", "sasrec"])
+@pytest.mark.parametrize("pooling", ["mean", pytest.param("sasrec", marks=pytest.mark.thorough)])
 def test_views_that_predict_purchases_are_learned(tmp_path, pooling):
-    recall = {}
     kind = {"type": "sasrec", "layers": 1, "heads": 1} if pooling == "sasrec" else pooling
     history = {"sasrec": 8, "mean": 1}[pooling]
     model = TwoTowerConfig.model_validate(
@@ -190,10 +189,8 @@ def test_views_that_predict_purchases_are_learned(tmp_path, pooling):
         evaluate=EvaluateConfig(k=(3,), baselines=("popularity",), resamples=100),
         bless=BlessConfig(metric="recall@3", at_least=0.0, over={}, over_blessed=0.0),
     )
-    for name, more in (("without", {}), ("with", VIEWS)):
-        out = tmp_path / name
-        ingested(out, sessions(), **KINDS, **more)
-        train(stage, out / "data", out / "model")
-        result = evaluate(judged, out / "model", out / "data", out)
-        recall[name] = result["metrics"]["recall@3"]
-    assert recall["with"] > 0.9 > 0.3 > recall["without"]
+    ingested(tmp_path, sessions(), **KINDS, **VIEWS)
+    train(stage, tmp_path / "data", tmp_path / "model")
+    result = evaluate(judged, tmp_path / "model", tmp_path / "data", tmp_path)
+    # Views are uniform, so purchases alone predict 3 of 30 items.
+    assert result["metrics"]["recall@3"] > 0.9

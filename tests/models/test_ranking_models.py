@@ -17,6 +17,10 @@ from recsys.models.inputs import ModelSpec
 from recsys.models.ranking_config import DcnV2Config
 from recsys.training.row_sources import sources_of_labels
 
+VARIANTS = {"stacked", "target", "final_mlp of experts"}
+EACH = pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.thorough] * (k in VARIANTS)) for k in MODELS]
+)
 YES = LabelConfig(column="rating", at_least=4)
 
 
@@ -95,7 +99,7 @@ def test_dcn_v2_equals_numpy_up_to_the_joint_probability():
     np.testing.assert_allclose(found["watch"], 20 + 10 * scores[:, 1], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@EACH
 def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
     model = build(spec_of(**MODELS[kind]))
     x = rows(model)
@@ -187,7 +191,7 @@ def test_a_row_without_a_label_has_no_gradient_and_thinned_rows_are_corrected():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
+@EACH
 def test_a_step_changes_every_weight_by_a_finite_gradient(kind):
     tables = ["items", "genres", "rate"]
     model = build(spec_of(**MODELS[kind]), SGD(0.1), loss="listwise" if kind == "din" else "binary")
@@ -204,7 +208,7 @@ def test_a_step_changes_every_weight_by_a_finite_gradient(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dcn_v2", "din"])
+@pytest.mark.parametrize("kind", ["din", pytest.param("dcn_v2", marks=pytest.mark.thorough)])
 def test_eight_devices_learn_what_one_does_in_a_proven_step(kind):
     found = []
     for n in (1, 8):

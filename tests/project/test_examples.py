@@ -105,8 +105,9 @@ def test_the_program_recommends_by_its_own_model(tmp_path, capsys, monkeypatch):
 FOLDERS = ("/home/", "/tmp/", "/root/", "/work/")  # noqa: S108 what no output may name
 
 
-# The quickstart calls on the shipped data what `examples.program` does on small ones.
-_THOROUGH = {"quickstart"}
+# The quickstart calls on the shipped data what `examples.program` does on small ones; the ranking
+# notebook what tests/tasks/ranking/serving do.
+_THOROUGH = {"quickstart", "ranking"}
 
 
 @pytest.mark.slow

@@ -112,6 +112,17 @@ def one(folder, pattern):
     return path
 
 
+def test_the_command_trains_the_model_by_the_loss_of_the_package(installed, data, tmp_path):
+    words = ["--config", installed.config, "--data", data, "--out", tmp_path / "model"]
+    installed.recsys("train", *words)
+    training = json.loads((tmp_path / "model" / "training.json").read_text())
+    assert training["step"]["tables"] == []
+    assert training["curve"][-1]["loss"] < training["curve"][0]["loss"]
+    model = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert model["spec"]["config"]["type"] == "gated"
+
+
+@pytest.mark.thorough
 def test_the_model_is_trained_proven_measured_and_exported(installed, run):
     training = json.loads(one(installed.folder, "training.json").read_text())
     assert training["step"]["tables"] == []
@@ -128,6 +139,7 @@ def test_the_model_is_trained_proven_measured_and_exported(installed, run):
     assert "found early" in Path(run["report"]).read_text()
 
 
+@pytest.mark.thorough
 def test_the_bundle_answers_where_the_package_is_not_installed(run):
     assert importlib.util.find_spec(PLUGIN) is None
     bundle = recsys.load_bundle(Path(run["bundle"]))

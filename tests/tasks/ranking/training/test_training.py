@@ -4,6 +4,7 @@ import json
 import signal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from row_worlds import ingested, shown
 from training_runs import Run, assert_same_bits, train_here
@@ -92,6 +93,9 @@ def test_a_training_learns_and_calibrates_what_the_source_thinned(data, tmp_path
     moved = {**inputs, "place": inputs["place"][::-1].copy()}
     own, other = (trained.model(x)["click"] for x in (inputs, moved))
     np.testing.assert_array_equal(own, other)
+    # It is the first one.
+    (place,) = (f for f in trained.inputs.event_features if f.name == "place")
+    np.testing.assert_array_equal(trained.model.position, place.encode(pa.array(["0"]))[0])
     probe = read_probe(tmp_path / "model")
     again = trained.model.joint_scores(
         trained.model(model_inputs(probe.rows, trained.inputs, trained.model.spec.config))
@@ -115,6 +119,7 @@ def test_a_warm_start_goes_on(data, tmp_path):
     assert summary["warm_start"]["warm_starts"] == 1
 
 
+@pytest.mark.faults
 def test_a_killed_training_of_two_processes_ends_with_the_same_bits(data, tmp_path):
     options = stage(epochs=6, negative_share=0.5, checkpoint={"every_steps": 5})
     runs = [Run(tmp_path / name, data.folder, options, processes=2) for name in ("a", "b")]

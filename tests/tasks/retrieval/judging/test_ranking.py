@@ -142,7 +142,7 @@ def large_case(seed):
 
 
 @pytest.mark.parametrize("way", [*WAYS, "grid"])
-@pytest.mark.parametrize("k", [1, 100])
+@pytest.mark.parametrize("k", [100, pytest.param(1, marks=pytest.mark.thorough)])
 def test_equal_embeddings_tie_wherever_they_stand(way, k, monkeypatch):
     use(way, monkeypatch)
     scorer, scores, positives, seen, is_candidate = large_case(0)
