@@ -23,7 +23,7 @@ Of ranking, each a `ScoreLoss`:
 - `Listwise`: softmax over an impression.
 
 `sum_over_labels` adds up the losses of several labels; `joint_logits` and `joint_labels` are of
-labels given others; `thinned_logits` and `unthinned_logits` correct for thinned negatives.
+labels given others; `thinned_logits` corrects for thinned negatives.
 
 `train.loss` chooses one.
 """
@@ -34,7 +34,6 @@ from recsys.losses.labels import joint_labels as joint_labels
 from recsys.losses.labels import joint_logits as joint_logits
 from recsys.losses.labels import sum_over_labels as sum_over_labels
 from recsys.losses.labels import thinned_logits as thinned_logits
-from recsys.losses.labels import unthinned_logits as unthinned_logits
 from recsys.losses.loss import CandidateSharing as CandidateSharing
 from recsys.losses.loss import Loss as Loss
 from recsys.losses.pairwise import Bpr as Bpr

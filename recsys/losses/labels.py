@@ -115,11 +115,3 @@ def thinned_logits(logit: Any, log_rate: Any) -> Any:
         log_rate: Logarithm of r, for all rows or for each.
     """
     return logit - log_rate
-
-
-def unthinned_logits(logit: Any, log_rate: Any) -> Any:
-    """Returns the log odds among all rows, of a model that was trained on kept rows only.
-
-    The inverse of `thinned_logits`, for a model whose loss was not corrected.
-    """
-    return logit + log_rate
