@@ -12,7 +12,6 @@ Judging and export must compute the same scores. The arrays are
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,18 @@ import numpy as np
 
 from recsys.data.event_features import FOLDER, time_column_of
 from recsys.data.event_log import input_dtype
-from recsys.data.row_log import RowLog
 from recsys.data.statistics import StatisticsState, labels_of_users
 from recsys.data.store import InteractionStore
 from recsys.distributed.coordination import agreed
-from recsys.errors import RecsysError
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
-from recsys.models.summary import damaged
+from recsys.tasks.probe_files import check_equal, reading, times_before
 from recsys.tasks.ranking.rows import Read, Rows, is_row_feature, model_inputs
 from recsys.tasks.raw_events import MISSING, RAW, RawEvents
 
 PROBE = "rank_probe.npz"
 _SCORE = "score."
 _ROWS = 1000
-PROBE_TOLERANCE = 1e-4
-"""Highest difference between a score computed in training and here, relative to the largest score
-if that is above 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +54,7 @@ def save_probe(
 ) -> None:
     """Writes the probe: rows of the training data, with drawn raw values of events.
 
-    Statistics are those of all rows, as in a bundle.
+    Statistics are of all rows, as in a bundle.
 
     Every process calls it.
 
@@ -77,7 +71,9 @@ def save_probe(
     read = rows.read(numbers)
     # Includes a user without a row, an empty history, and an item without a row.
     read["user_row"][:1], read["history"][1:2], read["item_row"][2:3] = 0, 0, 0
-    times = _times(rows.log, numbers, store.train.history, config.history + 1)
+    past, log = store.train.history, rows.log
+    first = past.offsets[log.user_index(numbers)]
+    times = times_before(past, first, log.history_end[numbers], config.history + 1)
     times[1:2] = MISSING
     features, column = inputs.event_features, time_column_of(folder / FOLDER)
     of_events = [one for one in features if not is_row_feature(one)]
@@ -114,27 +110,14 @@ def _newest_statistics(folder: Path, raw: RawEvents, read: Read, inputs: ModelIn
     return {name: x.astype(input_dtype(x.dtype)) for name, x in found.items()}
 
 
-def _times(log: RowLog, numbers: np.ndarray, past: Any, length: int) -> np.ndarray:
-    """Returns the times of the events before rows `[n, length]`, padded with `MISSING`."""
-    first = past.offsets[log.user_index(numbers)]
-    places = log.history_end[numbers][:, None] - 1 - np.arange(length)
-    is_there = places >= first[:, None]
-    times = past.timestamp[np.where(is_there, places, 0)] if len(past) else np.zeros_like(places)
-    return np.where(is_there, times, MISSING)
-
-
 def read_probe(folder: Path) -> RankProbe:
     """Reads `rank_probe.npz` of a model folder.
 
     Raises:
         RecsysError: The file is missing or damaged.
     """
-    try:
-        with (folder / PROBE).open("rb") as file, np.load(file, allow_pickle=False) as probe:
-            arrays = {name: probe[name] for name in probe}
-            raw = RawEvents.of(arrays)
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise damaged(folder, str(error)) from None
+    with reading(folder / PROBE) as arrays:
+        raw = RawEvents.of(arrays)
     scores = {n.removeprefix(_SCORE): x for n, x in arrays.items() if n.startswith(_SCORE)}
     rows = {n: x for n, x in arrays.items() if not n.startswith((RAW, _SCORE))}
     return RankProbe(rows, scores, raw)
@@ -142,9 +125,6 @@ def read_probe(folder: Path) -> RankProbe:
 
 def check_probe(folder: Path, inference: ScoreInference, inputs: ModelInputs) -> None:
     """Checks that a model computes the same scores as in training.
-
-    Weights fit any code with variables of the same names, so a layer whose code has changed would
-    silently compute other numbers.
 
     Args:
         folder: The model folder.
@@ -164,13 +144,4 @@ def check_probe(folder: Path, inference: ScoreInference, inputs: ModelInputs) ->
     scores = np.concatenate([*inference.blocks(of_rows, n)]) if n else np.zeros((0, 1))
     trained = np.stack([probe.scores[name] for name in model.label_names], axis=1)
     largest = np.abs(trained).max(initial=1.0)
-    difference = float(np.abs(trained - scores).max(initial=0.0) / largest)
-    if not difference <= PROBE_TOLERANCE:
-        raise RecsysError(
-            "R311",
-            f"The model in {str(folder)!r} must compute what it did when it was trained,"
-            f" within {PROBE_TOLERANCE:g}.",
-            "The code of its layers has changed since: train again (recsys run); if this is the"
-            " last blessed model, run once with --set bless.over_blessed=0.",
-            difference,
-        )
+    check_equal(folder, float(np.abs(trained - scores).max(initial=0.0) / largest))

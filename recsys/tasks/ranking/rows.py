@@ -1,7 +1,7 @@
 """The inputs of a ranking model for rows of a store, with their labels.
 
-Training, validation and judging read rows here. The history of a row is that of its user before the
-row's second; that of a held-out row continues the user's training events.
+Training, validation and judging read rows here. The history of a row has its user's
+events before the row's second; for a held-out row, training events are among them.
 """
 
 from __future__ import annotations

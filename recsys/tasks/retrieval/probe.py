@@ -9,7 +9,6 @@ Evaluation and export must compute the same embeddings.
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,14 @@ from recsys.data.event_features import FOLDER, time_column_of
 from recsys.data.event_log import EventLog
 from recsys.distributed.coordination import agreed, is_primary, jointly
 from recsys.embedding.saved_arrays import NpyFile
-from recsys.errors import RecsysError
 from recsys.models.inference import Inference, embed_queries
 from recsys.models.inputs import Given, ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
-from recsys.models.summary import damaged
+from recsys.tasks.probe_files import check_equal, reading, times_before
 from recsys.tasks.raw_events import MISSING, RAW, RawEvents
 
 _PROBE = "probe.npz"
 _QUERIES = 1000
-PROBE_TOLERANCE = 1e-4
-"""Highest difference between an embedding's entries computed in training and here, relative to
-the largest entry if that is above 1, as is possible without a cosine."""
 
 
 def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) -> None:
@@ -73,7 +68,8 @@ def save_probe(folder: Path, model: RetrievalModel, inputs: ModelInputs, log: Ev
     user_row[:1], history[1:2] = 0, 0
     untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
     user_row[len(events) - len(untrained) :] = untrained
-    times = _times(log, events, config.history + 1)
+    past, length = log.history, config.history + 1
+    times = times_before(past, past.offsets[log.user_index(events)], past.ends(events), length)
     times[1:2] = MISSING
     features, time_column = inputs.event_features, time_column_of(folder / FOLDER)
     raw = RawEvents.drawn(features, time_column, np.array(log.timestamp[events]), times)
@@ -83,15 +79,6 @@ def save_probe(folder: Path, model: RetrievalModel, inputs: ModelInputs, log: Ev
     arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query}
     arrays |= {**given, **raw.arrays()}
     agreed(lambda: np.savez(folder / _PROBE, **arrays))
-
-
-def _times(log: EventLog, events: np.ndarray, length: int) -> np.ndarray:
-    """Returns the times of the events before events `[n, length]`, padded with `MISSING`."""
-    past = log.history
-    first = past.offsets[log.user_index(events)]
-    places = past.ends(events)[:, None] - 1 - np.arange(length)
-    times = past.timestamp[np.maximum(places, 0)]
-    return np.where(places >= first[:, None], times, MISSING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,24 +108,17 @@ def read_probe(folder: Path) -> Probe:
     Raises:
         RecsysError: A file is missing or damaged.
     """
-    try:
-        with (folder / _PROBE).open("rb") as file, np.load(file, allow_pickle=False) as probe:
-            candidates = np.load(folder / CANDIDATES, mmap_mode="r", allow_pickle=False)
-            arrays = {name: probe[name] for name in probe}
-            own = {name: arrays.pop(name) for name in ("user_row", "history", "query")}
-            given = {name: x for name, x in arrays.items() if not name.startswith(RAW)}
-            return Probe(**own, candidates=candidates, given=given, raw=RawEvents.of(arrays))
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise damaged(folder, str(error)) from None
+    with reading(folder / _PROBE) as arrays:
+        candidates = np.load(folder / CANDIDATES, mmap_mode="r", allow_pickle=False)
+        own = {name: arrays.pop(name) for name in ("user_row", "history", "query")}
+        given = {name: x for name, x in arrays.items() if not name.startswith(RAW)}
+        return Probe(**own, candidates=candidates, given=given, raw=RawEvents.of(arrays))
 
 
 def check_probe(
     folder: Path, probe: Probe, query: np.ndarray, parts: Iterable[tuple[slice, np.ndarray]]
 ) -> None:
     """Checks that both towers compute the same as in training.
-
-    Weights fit any code with variables of the same names, so a tower whose code has changed
-    would silently compute other numbers.
 
     Args:
         folder: Model folder, for the message.
@@ -153,16 +133,7 @@ def check_probe(
     of_parts = [(0.0, 0.0), *(_compared(probe.candidates[rows], part) for rows, part in parts)]
     of_items = np.max(jointly(lambda: np.max(of_parts, axis=0).tolist()), axis=0)
     pairs = (_compared(probe.query, query), of_items)
-    difference = float(max(by / max(1.0, largest) for largest, by in pairs))
-    if not difference <= PROBE_TOLERANCE:
-        raise RecsysError(
-            "R311",
-            f"The model in {str(folder)!r} must compute what it did when it was trained,"
-            f" within {PROBE_TOLERANCE:g}.",
-            "The code of the towers has changed since: train again (recsys run); if this is the"
-            " last blessed model, run once with --set bless.over_blessed=0.",
-            difference,
-        )
+    check_equal(folder, float(max(by / max(1.0, largest) for largest, by in pairs)))
 
 
 def _compared(trained: np.ndarray, now: np.ndarray) -> tuple[float, float]:

@@ -118,7 +118,7 @@ def _columns(
     needs_time: bool,
     labels: Mapping[str, LabelConfig] | None = None,
 ) -> dict[str, Column]:
-    """Returns the columns of features and labels by name, and that of times if it is needed."""
+    """Returns the columns of features and labels by name, and of times if they are needed."""
     readers: dict[str, list[LearnedFeature]] = {time_column: []} if needs_time else {}
     types = {x.column: "text" if x.values else "number" for x in (labels or {}).values()}
     readers |= {column: [] for column in types}

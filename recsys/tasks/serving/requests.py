@@ -43,7 +43,7 @@ def raw_probes(
 def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict[str, Arrays]:
     """Returns inputs by signature, a row for each probe; other inputs are padding.
 
-    Items to rank are those of the histories.
+    The items to rank are the histories.
 
     Args:
         names: Names of the inputs by signature.

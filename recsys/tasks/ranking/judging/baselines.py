@@ -24,7 +24,7 @@ class Means:
 
     Attributes:
         of_all: Mean of each label by name.
-        of_items: Mean of each item row by label `[item rows]`; None: that of all rows.
+        of_items: Mean of each item row by label `[item rows]`; None: the mean of all rows.
     """
 
     of_all: Mapping[str, float]
@@ -55,7 +55,7 @@ class Constant(Baseline):
 
 @register_baseline("item_mean")
 class ItemMean(Baseline):
-    """Predicts the mean label of the item's training rows, smoothed by that of all rows."""
+    """Predicts the mean label of the item's training rows, smoothed by the mean of all rows."""
 
     title: ClassVar[str] = "mean of the item"
     task: ClassVar[str] = "ranking"

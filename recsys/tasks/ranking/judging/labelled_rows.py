@@ -120,8 +120,8 @@ class LabelledRows:
     def with_negatives(self, seed: int, labels: Mapping[str, LabelConfig]) -> LabelledRows:
         """Returns the rows with label 1, each with `NEGATIVES` drawn items with label 0.
 
-        Items are drawn uniformly from the catalogue, without those of the user's rows. They have
-        no impression, and labels that don't depend on the first one are unknown.
+        Items are drawn uniformly from the catalogue, without the items of the user's rows. They
+        have no impression, and labels that don't depend on the first one are unknown.
 
         Args:
             seed: Seed of the draws.

@@ -13,20 +13,19 @@ import numpy as np
 from recsys.data.hold_out import newest_events
 from recsys.data.label_config import LabelConfig
 from recsys.data.statistics import StatisticsState
-from recsys.distributed.coordination import agreed, from_primary
 from recsys.errors import RecsysError
 from recsys.metrics import Values
 from recsys.models.inputs import ModelInputs
+from recsys.tasks.baseline_fits import on_primary
 from recsys.tasks.judging_side import (
     MODEL,
     Baseline,
     JudgingSide,
-    LeftOutError,
     Progress,
     Slice,
     of_some_users,
 )
-from recsys.tasks.ranking.judging.baselines import ItemMean, Predictions
+from recsys.tasks.ranking.judging.baselines import ItemMean
 from recsys.tasks.ranking.judging.case import Case, Measured, make_slices
 from recsys.tasks.ranking.judging.labelled_rows import (
     NEGATIVES,
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
     from recsys.data.dataset import Data
 
-_FIT_S = 6 * 3600.0
-"""Timeout of the other processes for a baseline [s]."""
 _OTHER: dict[State, State] = {"cut": "live", "live": "cut"}
 _DRAWN = (
     "No row has label 0, so these are probabilities among the rows and"
@@ -121,23 +118,8 @@ class RankingJudging(JudgingSide[System, Case, Measured]):
     ) -> Measured:
         """Measures the predictions of a baseline, which the first process fits."""
         started = time.monotonic()
-        predicted: list[Predictions] = []
-
-        def fit() -> tuple[str | None, list[str]]:
-            try:
-                predicted.append(baseline.fit(self._training(case)).predict(case.rows))
-            except LeftOutError as error:
-                return str(error), []
-            return None, list(predicted[0])
-
-        reason, labels = agreed(fit, _FIT_S)
-        if reason is not None:
-            raise LeftOutError(reason)
-
-        def of(label: str) -> np.ndarray:
-            return from_primary(lambda: predicted[0][label])
-
-        return case.measured({label: of(label) for label in labels}, time.monotonic() - started)
+        predicted = on_primary(lambda: baseline.fit(self._training(case)).predict(case.rows))
+        return case.measured(predicted, time.monotonic() - started)
 
     def slices(self, case: Case) -> list[Slice]:
         """Returns the slices by user, item and features."""

@@ -229,7 +229,7 @@ class System:
 
         def read(which: np.ndarray) -> Read:
             found = part.read(rows.numbers[which])
-            if is_drawn:  # Features of rows are those of drawn items for all.
+            if is_drawn:  # All rows then have the row features of drawn items.
                 found = part.of_items(found, rows.item_row[which])
             return self._own(found, rows.user[which])
 

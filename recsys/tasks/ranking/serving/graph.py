@@ -12,11 +12,11 @@ Conventions of every signature:
 - `context_<column>` has one value for a request `[batch, 1]`, or one for each item
   `[batch, items]`; `history_<column>` `[batch, any]` one for each item of the given `history`.
   `recsys.tasks.serving.events` has the uses of times.
-- Statistics of earlier events are those of all rows of the data. A given history replaces the
+- Statistics of earlier events are of all rows of the data. A given history replaces the
   user's if `history_<column>` has a label.
-- The probability of a label that depends on another one is that of both:
-  `P(buy) = P(click) · P(buy | click)`. Probabilities are calibrated; an amount has its own unit,
-  and is that of the rows that have the label.
+- A label that depends on another one has the joint probability:
+  `P(buy) = P(click) · P(buy | click)`.
+  Probabilities are calibrated. An amount is in its own unit, for rows that have the label.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Rank(tf.Module):
 
         Their features are `user_id`, one text; `item_id`, the items; `history`; and the raw columns
         of events and users, any number of texts each. Answers are as wide as the longest list of
-        items; a context of one value is that of all items.
+        items; a context of one value is shared by all items.
         """
         lists = ["history", "item_id", *self._queries.columns]
         parsed = tf.io.parse_example(
@@ -196,7 +196,7 @@ class Rank(tf.Module):
 
 
 def _as_wide(columns: Tensors, n_items: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
-    """Returns raw columns, those of the context with equal numbers of values, and this number.
+    """Returns raw columns, with equally many values in each column of the context, and this number.
 
     It is 1 if all columns of the context have at most one value, else the number of items.
     """

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recsys.data import event_features
-from recsys.data.event_features import time_column_of
 from recsys.data.statistics import StatisticsState
 from recsys.data.vocabulary import stand_ins
 from recsys.models.calibration import Temperature
 from recsys.models.summary import damaged
 from recsys.savedmodel.parity import TOLERANCE
-from recsys.savedmodel.signatures import Arrays
-from recsys.savedmodel.variables import without_rows
-from recsys.tasks.model_folder import load_model
 from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.probe import read_probe
 from recsys.tasks.ranking.serving.graph import Rank
 from recsys.tasks.ranking.serving.parity import Bounds, RankingReference
-from recsys.tasks.serving.events import EventReads
-from recsys.tasks.serving.folders import checked_histories, copy_catalogue, raw_features
-from recsys.tasks.serving.requests import raw_probes, warm_up_requests
-from recsys.tasks.serving_side import ServingSide, Sources
+from recsys.tasks.serving.folders import copy_catalogue
+from recsys.tasks.serving.requests import raw_probes
+from recsys.tasks.serving.side import HistoryServing
+from recsys.tasks.serving_side import Sources
 
 
-class RankingServing(ServingSide):
-    """Bundles whose SavedModel predicts the labels of given items.
-
-    No table of the model is in memory: `saved` has tables without rows.
-
-    Raises:
-        RecsysError: An input is damaged, or doesn't fit the others.
-    """
+class RankingServing(HistoryServing):
+    """Bundles whose SavedModel predicts the labels of given items."""
 
     answers = "scores"
     card = "recsys.tasks.ranking.serving:model_card.jinja"
 
     def __init__(self, stage: Any, sources: Sources) -> None:
         super().__init__(stage, sources)
-        self.saved = load_model(sources.model, without_rows)
-        self._reads = EventReads.of(self.saved)
-        self._time_column = time_column_of(sources.model / event_features.FOLDER)
-        self.histories = checked_histories(sources.data, self.saved, self._reads)
-        self.users = raw_features(sources.user_transform, sources.data, "user", self.saved)
         self.calibration = load_calibration(sources.model)
         has_statistics = bool(self.saved.model.spec.of_side("row"))
         self.statistics = StatisticsState.open(sources.model, "newest") if has_statistics else None
@@ -67,21 +50,7 @@ class RankingServing(ServingSide):
     def write_files(self, folder: Path) -> dict[str, Any]:
         """Writes vocabularies, titles and the catalogue."""
         copy_catalogue(self.sources.model, folder, self.saved.catalogue)
-        n_items = int(self.saved.catalogue.is_item.sum())
-        return {
-            **self._labels(),
-            "user_columns": self.users.columns if self.users else (),
-            **self._reads.columns(self._time_column).to_json(),
-            "counts": {"users": len(self.histories.ids), "items": n_items},
-        }
-
-    def reference(self) -> RankingReference:
-        """Returns the predictions in training."""
-        return self._reference
-
-    def warm_up(self, names: Mapping[str, Sequence[str]]) -> Mapping[str, Arrays]:
-        """Returns requests for the probes."""
-        return warm_up_requests(names, self._reference.probes)
+        return {**self._labels(), **self._manifest_fields()}
 
     def card_fields(self) -> dict[str, Any]:
         """Returns the ranking fields of the model card."""
@@ -110,8 +79,8 @@ class RankingServing(ServingSide):
         user_row, item_row, history = (probe.rows[n] for n in ("user_row", "item_row", "history"))
         user_id, histories = raw_probes(saved.users, saved.items, user_row, history)
         item_id = stand_ins(saved.items, item_row)[item_row]
-        # Without labels, so that the statistics are those of all rows.
-        of_labels = self._reads.columns(self._time_column).history
+        # Without labels, so that the statistics are of all rows.
+        of_labels = self._columns.history
         labels = {of_labels[x.column].input for x in self._reads.labels.values()}
         columns = dataclasses.replace(self._reads, labels={}).columns(self._time_column)
         events = probe.raw.texts(columns, self._time_column)

@@ -102,7 +102,7 @@ class WholeImpressions(RowSource):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of batches per epoch: those of the first one."""
+        """Number of batches per epoch, as in the first one."""
         return self._steps
 
     @functools.cached_property

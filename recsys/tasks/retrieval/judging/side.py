@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsys.distributed.coordination import agreed, from_primary
 from recsys.errors import RecsysError
 from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics import Items, Values, pooled, times_shown
+from recsys.tasks.baseline_fits import on_primary
 from recsys.tasks.judging_side import (
     BLESSED,
     MODEL,
     Baseline,
     JudgingSide,
-    LeftOutError,
     Progress,
     Slice,
 )
@@ -35,8 +34,6 @@ from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_fol
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
 
-_FIT_S = 6 * 3600.0
-"""Timeout of the other processes for a baseline [s]."""
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
 
 
@@ -96,25 +93,12 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
     ) -> Measured:
         """Ranks the positives by a baseline, which the first process fits."""
         started = time.monotonic()
-        ranked: list[RankResults] = []
 
-        def fit() -> str | None:
-            try:
-                scorer = baseline.fit(self._training).scorer(case.queries)
-            except LeftOutError as error:
-                return str(error)
-            ranked.append(case.rank(scorer, progress=progress))
-            return None
+        def fit() -> dict[str, np.ndarray]:
+            scorer = baseline.fit(self._training).scorer(case.queries)
+            return case.rank(scorer, progress=progress)._asdict()
 
-        reason: str | None = agreed(fit, _FIT_S)
-        if reason is not None:
-            raise LeftOutError(reason)
-
-        def shared(field: str) -> np.ndarray:
-            return from_primary(lambda: getattr(ranked[0], field))
-
-        ranking = RankResults(*map(shared, RankResults._fields))
-        return case.measured(ranking, time.monotonic() - started)
+        return case.measured(RankResults(**on_primary(fit)), time.monotonic() - started)
 
     def slices(self, case: Case) -> list[Slice]:
         """Returns the slices by user, activity, recency, popularity, repeats and features."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recsys.data import event_features
 from recsys.data.dataset import CANDIDATES, verify_candidates
-from recsys.data.event_features import time_column_of
 from recsys.index.search import build_index
 from recsys.models.inputs import trained_rows
 from recsys.models.summary import damaged
@@ -23,42 +20,28 @@ from recsys.savedmodel.signatures import (
     Arrays,
     encoded_name,
 )
-from recsys.savedmodel.variables import without_rows
-from recsys.tasks.model_folder import TrainedModel, load_model
+from recsys.tasks.model_folder import TrainedModel
 from recsys.tasks.retrieval.probe import read_probe
 from recsys.tasks.retrieval.serving.candidates import popularity_shares
 from recsys.tasks.retrieval.serving.graph import Retrieval
 from recsys.tasks.retrieval.serving.parity import RetrievalReference
-from recsys.tasks.serving.events import EventReads
-from recsys.tasks.serving.folders import checked_histories, copy_catalogue, raw_features
-from recsys.tasks.serving.requests import raw_probes, warm_up_requests
-from recsys.tasks.serving_side import ServingSide, Sources, tell
+from recsys.tasks.serving.folders import copy_catalogue, raw_features
+from recsys.tasks.serving.requests import raw_probes
+from recsys.tasks.serving.side import HistoryServing
+from recsys.tasks.serving_side import Sources, tell
 
 
-class RetrievalServing(ServingSide):
-    """Bundles whose SavedModel answers with the best items.
-
-    No table of the model is in memory: `saved` has tables without rows.
-
-    Raises:
-        RecsysError: An input is damaged, or doesn't fit the others.
-    """
+class RetrievalServing(HistoryServing):
+    """Bundles whose SavedModel answers with the best items."""
 
     answers = "lists"
     card = "recsys.tasks.retrieval.serving:model_card.jinja"
 
     def __init__(self, stage: Any, sources: Sources) -> None:
         super().__init__(stage, sources)
-        self.saved = load_model(sources.model, without_rows)
-        self._reads = EventReads.of(self.saved)
-        self._time_column = time_column_of(sources.model / event_features.FOLDER)
-        self.histories = checked_histories(sources.data, self.saved, self._reads)
         self.items = raw_features(sources.transform, sources.data, "item", self.saved)
-        self.users = raw_features(sources.user_transform, sources.data, "user", self.saved)
         self.probe = read_probe(sources.model)
-        self._is_item = self.saved.catalogue.is_item
-        self._n_items = int(self._is_item.sum())
-        self._k = min(stage.export.k, self._n_items)
+        self._k = min(stage.export.k, int(self._is_item.sum()))
         self._reference = self._make_reference()
 
     def module(self) -> Retrieval:
@@ -100,20 +83,10 @@ class RetrievalServing(ServingSide):
             "k": self._k,
             "index": index,
             "item_columns": self.items.columns if self.items else (),
-            "user_columns": self.users.columns if self.users else (),
             "direction_width": config.dim if config.vector_dim > config.dim else None,
-            **self._reads.columns(self._time_column).to_json(),
             "event_inputs": self._reads.names,
-            "counts": {"users": len(self.histories.ids), "items": self._n_items},
+            **self._manifest_fields(),
         }
-
-    def reference(self) -> RetrievalReference:
-        """Returns the results in training for the probes."""
-        return self._reference
-
-    def warm_up(self, names: Mapping[str, Sequence[str]]) -> Mapping[str, Arrays]:
-        """Returns requests for the probes."""
-        return warm_up_requests(names, self._reference.probes)
 
     def card_fields(self) -> dict[str, Any]:
         """Returns the retrieval fields of the model card."""
@@ -128,7 +101,7 @@ class RetrievalServing(ServingSide):
             "loss": trained.train.loss.title,
             "excludes_seen": self.stage.repeats == "exclude",
             "is_apart": self.stage.export.vectors == "apart",
-            **self._reads.columns(self._time_column).to_json(),
+            **self._columns.to_json(),
         }
 
     def _raw_events(self) -> Arrays:
@@ -137,7 +110,7 @@ class RetrievalServing(ServingSide):
             return {}
         if self.probe.raw is None:
             raise damaged(self.sources.model, "probes of an earlier version")
-        return self.probe.raw.texts(self._reads.columns(self._time_column), self._time_column)
+        return self.probe.raw.texts(self._columns, self._time_column)
 
     def _make_reference(self) -> RetrievalReference:
         probe, saved, export = self.probe, self.saved, self.stage.export
