@@ -41,7 +41,7 @@ class LabelConfig(Strict):
 
 
 class SampledConfig(Strict):
-    """Rows of which the source kept only a share, such as rows without a click."""
+    """Rows that the source has thinned, such as rows without a click."""
 
     column: str
     """Column of the value that decides which share of rows the source kept, such as `clicked`."""

@@ -39,7 +39,7 @@ class RowShard:
         labels: Labels of each row by name `[n]`: int8, 1, 0 or -1 if unknown; or amounts, float32,
             NaN if unknown.
         rate: Share of such rows that the source kept `[n]` float32 (0..1]; None: it kept all.
-        impression: Number of the impression among those of the user `[n]` int32, from 1 on, 0 if
+        impression: Number of the impression within its user `[n]` int32, from 1 on, 0 if
             there is none; None: the data have no impressions.
         position: Position in the impression `[n]` int32, from 0 on, -1 if unknown; None: the data
             have no positions.

@@ -1,6 +1,6 @@
 """The states of statistics at two moments, and the statistics that follow from them.
 
-    statistics/cut/       states at the cut: of the training rows alone
+    statistics/cut/       states at the cut: only of training rows
     statistics/newest/    states at the newest row
         <name>.key.npy    int64 [keys], ascending: row of the user or item, and the token
         <name>.npy        float64 [keys, n_states], see `recsys.data.event_features.statistics`

@@ -97,7 +97,7 @@ class Pairwise(ScoreLoss):
         groups = _grouped(weight, group)
         fixed = ops.stop_gradient(logit)
         loss, slope, pair_weight = _sums_over_pairs(fixed, label, groups)
-        # The loop has no derivative of its own: its slopes are those of `loss`.
+        # The loop has no derivative of its own: `slope` is computed beside `loss`.
         return groups.mean(loss + slope * (logit - fixed), pair_weight)
 
 
@@ -213,7 +213,7 @@ class _Groups(NamedTuple):
         return ops.segment_sum(of_row, self.index, num_segments=self.size)
 
     def mean(self, loss: keras.KerasTensor, norm: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the weighted mean of the groups' sums of `loss`, each divided by that of `norm`.
+        """Returns the weighted mean of the groups' sums of `loss` over their sums of `norm`.
 
         A group weighs the mean weight of its rows; one whose norm is 0 doesn't count.
         """

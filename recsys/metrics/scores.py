@@ -176,7 +176,7 @@ class GroupedAuc(_Ratio):
         n_positive, n_negative = (
             np.bincount(owner, values, answers.n_users) for values in (positive, negative)
         )
-        # Of millions of rows, those of one user are few: their sum is a difference of large sums.
+        # The sum over one user's few rows, of millions, is a difference of large sums.
         total = np.cumsum(negative, dtype=np.longdouble)
         start = np.cumsum(n_negative, dtype=np.longdouble) - n_negative
         below = (total - start[owner]).astype(np.float64) - negative / 2
@@ -242,7 +242,7 @@ class LogLoss(_MeanOfRows):
 
 @register_metric("normalized_entropy")
 class NormalizedEntropy(ScoreMetric):
-    """Log loss over that of the constant prediction of the rows' mean label.
+    """Log loss divided by the log loss of a constant, the rows' mean label.
 
     Source: He et al., Practical Lessons from Predicting Clicks on Ads at Facebook, ADKDD 2014.
     """
@@ -269,7 +269,7 @@ class NormalizedEntropy(ScoreMetric):
 class CalibrationError(ScoreMetric):
     """Expected calibration error: mean over bins of |mean label - mean probability|.
 
-    Bins have equal weights and are those of all rows in every resample. Equal probabilities are in
+    Bins have equal weights; every resample has the bins of all rows. Equal probabilities are in
     one bin. Sources: Naeini et al., AAAI 2015; equal-mass bins: Roelofs et al., AISTATS 2022.
     """
 

@@ -1,7 +1,8 @@
 """Heads for several labels: towers of labels, and the experts of MMoE and PLE below them.
 
-`MixtureOfExperts` and `ProgressiveExtraction` return a state of each label, of which `LabelTowers`
-makes its logit. `LabelTowers` over one state of all labels is the model with a shared bottom.
+`MixtureOfExperts` and `ProgressiveExtraction` return a state of each label, from which
+`LabelTowers` computes its logit. `LabelTowers` over one state of all labels is the model with a
+shared bottom.
 """
 
 from __future__ import annotations
@@ -105,9 +106,9 @@ class ProgressiveExtraction(InputDtypeLayer):
     """Experts of each label and shared ones, level by level (PLE: Tang et al., RecSys 2020).
 
     At a level, a label's state is the mixture of its own and the shared experts, and the shared
-    state that of all experts (eq. 5 to 7). The gates are softmaxes of linear maps of the states of
-    the level before; at the first level, all states are the input. The last level has no shared
-    state. One level is the paper's CGC.
+    state the mixture of all experts (eq. 5 to 7). The gates are softmaxes of linear maps of the
+    states of the level before; at the first level, all states are the input. The last level has no
+    shared state. One level is the paper's CGC.
 
     Args:
         labels: Number of labels.

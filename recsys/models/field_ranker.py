@@ -101,7 +101,7 @@ class FieldRanker(RankingModel, makes_layers=False):
 
     Config: ClassVar[type[RankingConfig]] = FieldRankerConfig
     only_heads_score: ClassVar[bool] = True
-    """Whether no other weights than those of `heads` depend on the labels."""
+    """Whether only the weights of `heads` depend on the labels."""
 
     def __init__(self, spec: ModelSpec, **kwargs: Any) -> None:
         super().__init__(spec, **kwargs)
@@ -145,7 +145,7 @@ class FieldRanker(RankingModel, makes_layers=False):
 
     @property
     def item_width(self) -> int:
-        """Width of an item's vector, which is that of an event and of a pooled history."""
+        """Width of the vectors of items, events and pooled histories."""
         widths = {f.name: f.dim for f in self.spec.of_side("item")}
         return self.config.dim + sum(widths[name] for name in self._item_features)
 

@@ -56,7 +56,7 @@ class RankingConfig(QueryConfig):
     """Whether the model reads the features of the history's items."""
     labels: tuple[str, ...] = ()
     """Labels to learn, names of `data.interactions.labels`, the most important first; empty: all
-    of them, in alphabetical order. A label stands after the one that it is `given`."""
+    of them, in alphabetical order. A label comes after the one that it is `given`."""
     label_weights: dict[str, NonNegativeFloat] = Field(default={})
     """Weights of labels in the loss, 1 for the others: `{buy: 5}`."""
     position_feature: Name | None = None

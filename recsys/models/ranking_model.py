@@ -132,7 +132,7 @@ class RankingModel(HistoryLookups, makes_layers=False):
         Override it to compute once what all rows of a query share, such as the mean of a history.
 
         Args:
-            features: The features of queries, see `score`; in training also those of the rows.
+            features: The features of queries, see `score`; in training also of the rows.
             training: Whether the model is trained.
 
         Returns:

@@ -121,7 +121,7 @@ class CandidateBlock(AttentionBlock):
     ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
         """Returns the new states of the history and of the candidates, shaped like the inputs.
 
-        The last block of a model may ignore those of the history, which aren't computed then.
+        The last block of a model may ignore the history's states, which aren't computed then.
 
         Args:
             history: Entries of the history `[batch, length, dim]`.

@@ -1,10 +1,10 @@
 """Impressions of a synthetic world in which the probability of every label is known.
 
-An impression shows a user several items, of which each is clicked with a probability, and bought
-with another if it is clicked. The log odds of a click are a sum of
+An impression shows a user several items. Each is clicked with a probability, and bought with
+another if it is clicked. The log odds of a click are a sum of
 
 - the appeal of the item and the eagerness of the user,
-- the product of their factors, of which segment and category say the larger part,
+- the product of their factors, which follow mostly from segment and category,
 - effects of device and hour on each category,
 - the position: what is lower down is seen less.
 
@@ -36,20 +36,25 @@ from recsys.synth.files import (
 )
 from recsys.synth.interactions import JOINING_SHARE, repeated, share_out
 
-SHOWN = 10
-FACTORS = 4
-OWN_SHARE = 0.35
-AFFINITY = 1.3
-APPEAL = 0.5
-EAGERNESS = 0.4
-DEVICE = 0.6
-HOUR = 0.6
-POSITION = -0.35
-CLICK = -0.9
-BUY = -1.5
-FRUGALITY = 0.8
-POLICY_NOISE = 2.5
-POPULARITY_EXPONENT = 0.6
+SHOWN = 10  # Items of an impression.
+FACTORS = 4  # Factors of a user and of an item.
+OWN_SHARE = 0.35  # Share of the factors' variance that segment and category don't explain.
+
+# Log odds of a click; standard deviations of random effects.
+CLICK = -0.9  # Mean at the first position.
+AFFINITY = 1.3  # Product of the factors of user and item.
+APPEAL = 0.5  # Item.
+EAGERNESS = 0.4  # User.
+DEVICE = 0.6  # Device and category.
+HOUR = 0.6  # Amplitude of hour and category.
+POSITION = -0.35  # Each doubling of the position, counted from 1.
+
+# Log odds of a purchase after a click.
+BUY = -1.5  # Mean.
+FRUGALITY = 0.8  # Highest weight of the price in a segment.
+
+POLICY_NOISE = 2.5  # Standard deviation of the noise by which the shown items are ordered.
+POPULARITY_EXPONENT = 0.6  # Exponent of the power law by which items are shown.
 DEVICES = ("phone", "tablet", "desktop")
 
 _SEGMENTS, _MOST_CATEGORIES = 12, 16
@@ -185,7 +190,7 @@ class ImpressionsWorld:
 
 
 def _factors(group: np.ndarray, n_groups: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns factors `[n, FACTORS]` of variance 1, of which the group says a part."""
+    """Returns factors `[n, FACTORS]` of variance 1, which follow in part from the group."""
     centres = rng.standard_normal((n_groups, FACTORS))
     own = rng.standard_normal((len(group), FACTORS))
     return np.sqrt(1 - OWN_SHARE) * centres[group] + np.sqrt(OWN_SHARE) * own
@@ -208,8 +213,8 @@ class ImpressionsSummary:
         items: CSV of `item_id,title,category,price`.
         users: CSV of `user_id,segment`.
         probabilities: CSV of the true probabilities of each row of `impressions`, in its order:
-            `impression_id,item_id,click,click_first,buy`. `click` is that of a click at its
-            position, `click_first` at position 0, `buy` that of a purchase after a click. The
+            `impression_id,item_id,click,click_first,buy`. `click` is the probability at its
+            position, `click_first` at position 0; `buy` is the probability after a click. The
             config doesn't read it.
         config: Config that `recsys run` accepts as it is.
         n_users: Users.

@@ -101,7 +101,7 @@ class Statistic(NumberOptions, EventFeature, abc.ABC):
     def reader(self, labels: np.ndarray, is_seen: np.ndarray) -> Reader:
         """Returns a function that returns the states of slices of rows.
 
-        The states are sums of `(label, 1)`, of which the last `n_states` are kept.
+        The states are the last `n_states` of the sums of `(label, 1)`.
 
         Args:
             labels: Labels of rows `[n]` float64, NaN is unknown; the oldest first in a slice.
@@ -160,7 +160,7 @@ class Mean(Statistic):
     """The mean label of earlier rows, with `prior` more rows that have the mean of all."""
 
     label: Name
-    """The label, of which the mean is taken."""
+    """The label whose mean is taken."""
     prior: Annotated[float, Field(ge=0.0)] = 20.0
     """Number of rows with the mean label of all training rows that are added to each mean; with 0,
     the mean of no rows is missing."""

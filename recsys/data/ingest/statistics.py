@@ -143,7 +143,7 @@ class _Rows:
         return len(self.item_row)
 
     def label(self, name: str) -> ShardedColumn:
-        """Returns a label; that of a training row also if it was not known at the cut."""
+        """Returns a label; in training rows, also values that were not known at the cut."""
         trained, held_out = (log.labels.get(name) for log in self._logs)
         late = read_late_labels(self._folder / "store", name)
         columns = [ShardedColumn(late) if late else trained, held_out]
@@ -159,7 +159,7 @@ class _Rows:
         return total / max(n, 1)
 
     def ranges(self, most: int, is_of_users: bool) -> Iterator[_Range]:
-        """Yields the rows of ranges of users or items; not those of items without own row.
+        """Yields the rows of ranges of users or items; without items that have no row of their own.
 
         Args:
             most: Approximate number of rows per range.
