@@ -70,7 +70,10 @@ class States:
     @classmethod
     def load(cls, folder: Path, name: str) -> Self:
         """Maps the states of the statistic `name` into memory."""
-        return cls(*(np.asarray(map_array(folder / f"{name}{x}.npy")) for x in (".key", "")))
+        keys, values = (np.asarray(map_array(folder / f"{name}{x}.npy")) for x in (".key", ""))
+        if values.shape[:1] != keys.shape or values.ndim != 2:
+            raise ValueError(f"{name}: {keys.shape} keys, and {values.shape} states")
+        return cls(keys, values)
 
 
 def keys_of(rows: np.ndarray, tokens: np.ndarray | None = None) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, model_validator
 
 from recsys.strict import Strict
 
@@ -84,6 +84,15 @@ class Isotonic(Strict):
     """Lowest and highest log odds of each block, ascending."""
     probability: tuple[float, ...]
     """Probability at each of them [0..1]."""
+
+    @model_validator(mode="after")
+    def _is_non_decreasing(self) -> Self:
+        logit, probability = list(self.logit), list(self.probability)
+        if not logit or len(logit) != len(probability) or logit != sorted({*logit}):
+            raise ValueError("logit must be ascending, with a probability each")
+        if probability != sorted(probability) or min(probability) < 0 or max(probability) > 1:
+            raise ValueError("probability must be non-decreasing, from 0 to 1")
+        return self
 
     @classmethod
     def fit(cls, logit: ArrayLike, label: ArrayLike, weight: ArrayLike | None = None) -> Self:

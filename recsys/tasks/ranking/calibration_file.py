@@ -43,9 +43,11 @@ def load_calibration(folder: Path) -> dict[str, Calibration]:
     try:
         return _Read.validate_json(path.read_bytes(), strict=False)
     except (OSError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        where = "" if first is None else ".".join(map(str, first["loc"]))
         raise RecsysError(
             "R396",
             f"{str(path)!r} must hold the calibration that the training wrote.",
             "Train again; without the file, probabilities are not calibrated.",
-            str(error),
+            str(error) if first is None else f"{where}: {first['msg']}",
         ) from None
