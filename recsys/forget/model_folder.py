@@ -92,11 +92,12 @@ def forget_in_model(folder: Path, names: Names) -> int:
             _overwrite(bags, rows)
         _drop_states(copy, rows)
         summary, state = read_summary(copy), copy / _STATE / "state.json"
-        _overwrite_variables(copy / "weights", summary, summary["spec"], rows)
+        tables = user_tables(summary)
+        _overwrite_variables(copy / "weights", summary, tables, rows)
         fresh(copy / SUMMARY).write_text(summary_text(summary))
         if state.is_file():
             described = read_json(state)
-            _overwrite_variables(copy / _STATE, described, summary["spec"], rows)
+            _overwrite_variables(copy / _STATE, described, tables, rows)
             fresh(state).write_text(json.dumps(described) + "\n")
         for name in _PROBES:
             _drop_probes(copy, name)
@@ -124,14 +125,26 @@ def _overwrite(path: Path, rows: np.ndarray) -> None:
     new.replace(path)
 
 
-def _overwrite_variables(
-    folder: Path, described: dict[str, Any], spec: dict[str, Any], rows: np.ndarray
-) -> None:
-    """Overwrites rows of all user tables and their slots, and updates the file list."""
+def user_tables(summary: dict[str, Any]) -> set[str]:
+    """Returns the paths of the tables that have a row for each user."""
+    spec = summary["spec"]
     others = {*_OF_ITEMS, *(feature["name"] for feature in spec["features"])}
+    found = set()
+    for entry in summary["variables"]:
+        table, _, variable = entry["path"].rpartition("/")
+        is_of_users = table.rpartition("/")[2] not in others
+        # A dense weight may have as many rows.
+        if variable == "embeddings" and is_of_users and entry["shape"][:1] == [spec["user_rows"]]:
+            found.add(table)
+    return found
+
+
+def _overwrite_variables(
+    folder: Path, described: dict[str, Any], tables: set[str], rows: np.ndarray
+) -> None:
+    """Overwrites rows of tables, or of their slots, and updates the file list."""
     for number, entry in enumerate(described["variables"]):
-        table = entry["path"].rpartition("/")[0].rpartition("/")[2]
-        if table not in others and entry["shape"][:1] == [spec["user_rows"]]:
+        if entry["path"].rpartition("/")[0] in tables and entry["shape"]:
             _overwrite_variable(folder, number, entry, rows)
 
 
