@@ -108,7 +108,7 @@ def evaluate(
     wait: Wait = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a bundle or a model folder over the whole catalogue, as the pipeline does.
+    """Evaluate a bundle or a model folder, as the pipeline does.
 
     Writes evaluation.json and report.html into --out. Prints tables; if stdout is no terminal,
     they go to stderr, and the result to stdout as JSON. With several processes, each holds a
