@@ -207,7 +207,8 @@ def of_task(train: TrainConfig, task: str) -> TrainConfig:
 
 def _check_monitored(validation: ValidationConfig | None, task: str) -> None:
     """Raises `ValueError` if a validation monitors a metric of another task."""
-    fitting = [name for name in MONITORED if registry.get("metric", name).task == task]
+    tasks = {name: getattr(registry.get("metric", name), "task", None) for name in MONITORED}
+    fitting = [name for name, its in tasks.items() if its == task]
     if validation is None or not fitting or validation.metric.partition("@")[0] in fitting:
         return
     raise ValueError(
