@@ -182,6 +182,10 @@ def stored(store, part, item_ids):
 )
 def test_rows_and_positives_are_those_of_plain_python(tmp_path, n_buckets, width, most):
     rows = made_up(n_buckets)
+    for end in (CUT, max(row[2] for row in rows)):
+        for late in (0, 1):  # The newest second with known labels, and the one after it.
+            time = end - LABEL_AFTER + late
+            rows.append(("a", "u", time, 0, 0, 9.0, *rows[0][6:11], time, None))
     store = make(tmp_path, rows, n_buckets, width, most)
     items = Vocabulary.load(tmp_path / "vocabulary" / "items.parquet")
     trained = [row for row in rows if row[2] < CUT]
