@@ -3,7 +3,9 @@
 Intervals and differences of means over users are computed by the paired bootstrap. Each resample
 draws as many users as there are, with replacement, and computes all means from the same users. So
 the figures of two models are paired, and the effect of easy or hard users cancels out (Efron and
-Tibshirani, 1993, ch. 13; Sakai, 2006, for retrieval). Intervals are percentile intervals.
+Tibshirani, 1993, ch. 13; Sakai, 2006, for retrieval). Intervals are percentile intervals. Those of
+metrics that noise raises, such as a calibration error, are first moved to have their median at the
+value.
 """
 
 from __future__ import annotations
@@ -50,9 +52,18 @@ def resampled_values(
     pooled = list(statistics)
     values: list[list[np.ndarray]] = [[] for _ in pooled]
     for n in _draws(len(pooled[0].counts), resamples, seed):
-        for own, (counts, of_counts) in zip(values, pooled, strict=True):
-            own.append(np.asarray(of_counts(n if counts.all() else n * counts), np.float64))
-    return [np.concatenate(own) for own in values]
+        for own, one in zip(values, pooled, strict=True):
+            counts = n if one.counts.all() else n * one.counts
+            own.append(np.asarray(one.of_counts(counts), np.float64))
+    return [_centred(np.concatenate(own), one) for own, one in zip(values, pooled, strict=True)]
+
+
+def _centred(samples: np.ndarray, statistics: Statistics) -> np.ndarray:
+    """Returns the samples `[resamples]` of a biased metric around its value, and others as is."""
+    known = samples[~np.isnan(samples)]
+    if not statistics.is_biased or not len(known):
+        return samples
+    return samples + (statistics.value - np.median(known))
 
 
 def _draws(n_users: int, resamples: int, seed: int) -> Iterator[np.ndarray]:

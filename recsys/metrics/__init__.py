@@ -222,10 +222,13 @@ class Statistics(NamedTuple):
     Attributes:
         counts: How often each user counts `[n_users]`: 1, or 0 without anything measured.
         of_counts: Computes values `[...]` from counts `[..., n_users]` float64.
+        is_biased: Whether noise moves resamples to one side, such as above the value. The bootstrap
+            then moves them back, so that their median is the value.
     """
 
     counts: np.ndarray
     of_counts: Callable[[np.ndarray], np.ndarray]
+    is_biased: bool = False
 
     @classmethod
     def of_sums(

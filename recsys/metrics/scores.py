@@ -280,6 +280,10 @@ class CalibrationError(ScoreMetric):
     bins: PositiveInt = 20
     """Number of bins."""
 
+    def statistics(self, answers: ScoredRows) -> Statistics:
+        """Returns the metric as a function of how often each user counts."""
+        return super().statistics(answers)._replace(is_biased=True)
+
     def of_users(self, answers: ScoredRows) -> np.ndarray:
         """Returns excesses of labels by bin, and weights `[n_users, bins + 1]` float64."""
         place = answers.user * self.bins + equal_mass_bins(answers, self.bins)
