@@ -176,19 +176,21 @@ def test_the_manifest_lists_the_raw_columns(world):
     assert (world[0] / "bundle" / "event_features" / "features.json").is_file()
 
 
-def test_a_folder_and_its_bundle_are_judged_alike(world):
+@pytest.mark.parametrize(
+    "kind", ["each_moment", pytest.param("at_cut", marks=pytest.mark.thorough)]
+)
+def test_a_folder_and_its_bundle_are_judged_alike(world, kind):
     folder, _, features, model, inputs = world
     store = InteractionStore.open(folder / "data" / "store")
     names = [x.name for x in inputs.event_inputs(model.spec.config)]
     assert len(names) == 2 + sum(
         (not one.get("outcome", False)) + (not one.get("context", False)) for one in KINDS
     )
-    for kind in ("each_moment", "at_cut"):
-        queries = make_queries(store, kind, inputs=names, features=features)
-        data = type("Data", (), {"items": inputs.items, "store": store, "event_features": features})
-        opened = (
-            open_folder(folder / "model", "the model"),
-            open_bundle(folder / "bundle", read_manifest(folder / "bundle"), "the bundle"),
-        )
-        found = [System("it", one, data).queries(queries) for one in opened]
-        np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+    queries = make_queries(store, kind, inputs=names, features=features)
+    data = type("Data", (), {"items": inputs.items, "store": store, "event_features": features})
+    opened = (
+        open_folder(folder / "model", "the model"),
+        open_bundle(folder / "bundle", read_manifest(folder / "bundle"), "the bundle"),
+    )
+    found = [System("it", one, data).queries(queries) for one in opened]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
