@@ -33,6 +33,7 @@ class PairColumns:
     reads_attributes: bool = False
     reads_times: bool = False
     reads_query_time: bool = False
+    stage_one: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
