@@ -112,6 +112,7 @@ def _below_common(files: list[str]) -> list[str]:
 
 # --- MODEL_CARD.md
 
+_BUNDLE = "bundle"
 _TASK = {"type": "recommendation", "name": "Recommendation"}
 
 
@@ -126,20 +127,17 @@ def model_card(
 
     Args:
         name: Name of the served model.
-        template: Template of the task, as `package:file`, which extends `bundle`; None: only
-            `bundle`.
+        template: Template of the task, as `package:file`, which extends `bundle` or another one;
+            None: only `bundle`.
         fields: Fields of the manifest and of the template. `bundle` shows `summary`, `counts`,
             `config` and, in the header, `tags` and `hub_task`.
         training: The trainer's `training.json`.
         evaluation: The evaluator's `evaluation.json`, if there is one.
     """
-    texts = {"bundle": _read("recsys.bundles:model_card.jinja")}
-    if template is not None:
-        texts["task"] = _read(template)
     environment = jinja2.Environment(  # noqa: S701 Markdown, and no page
         keep_trailing_newline=True,
         undefined=jinja2.ChainableUndefined,
-        loader=jinja2.DictLoader(texts),
+        loader=jinja2.FunctionLoader(_read),
     )
     # JSON is valid YAML, and quotes any name.
     environment.filters |= {
@@ -147,7 +145,7 @@ def model_card(
         "indented_json": lambda value: json.dumps(value, indent=1),
         "figure": lambda value: f"{value:.4f}" if isinstance(value, float) else "–",
     }
-    return environment.get_template("bundle" if template is None else "task").render(
+    return environment.get_template(template or _BUNDLE).render(
         {"counts": {}, **fields},
         name=name,
         header=_header(name, fields, evaluation),
@@ -159,6 +157,8 @@ def model_card(
 
 def _read(template: str) -> str:
     package, _, file = template.partition(":")
+    if template == _BUNDLE:
+        package, file = "recsys.bundles", "model_card.jinja"
     return (resources.files(package) / file).read_text(encoding="utf-8")
 
 

@@ -24,6 +24,7 @@ from recsys.bundles.parity_process import ParityProcess
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.models.summary import damaged, read_summary
+from recsys.pair.folder import ranker_of
 from recsys.registry.file_option import IN_FOLDER, read_in_folder
 from recsys.savedmodel import variables
 from recsys.savedmodel.signatures import (
@@ -34,11 +35,12 @@ from recsys.savedmodel.signatures import (
     warmup_messages,
     write_warmup,
 )
+from recsys.system.events import emit
 from recsys.system.files import DAMAGE, commit_folder, free_there, read_result
 from recsys.system.process import release_freed
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
-from recsys.tasks.serving_side import Answers, ServingSide, Sources, tell
+from recsys.tasks.serving_side import STEP, Answers, ServingSide, Sources, tell
 
 __all__ = ["Sources", "export"]
 
@@ -100,7 +102,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         evaluation = read_result(evaluated / "evaluation.json") if evaluated else None
         trained = _trained_stage(sources.model)
         trained_with = trained.model_dump(mode="json", context=IN_FOLDER)
-        side: ServingSide = side_of(trained.model, "serving")(stage, sources)
+        side: ServingSide = _side_class(trained.model, sources.model, evaluation)(stage, sources)
         _save_module(folder, stage.name, side)
         fields = {
             **side.write_files(folder),
@@ -126,6 +128,20 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     write_manifest(folder, fields)
     return {**checked, "checked_queries": len(reference)}
+
+
+def _side_class(model: Any, folder: Path, evaluation: dict[str, Any] | None) -> Any:
+    """Returns the class of the serving side: a pair's, unless its second stage is left out."""
+    if ranker_of(folder) is None:
+        return side_of(model, "serving")
+    judged = (evaluation or {}).get("pair") or {}
+    if judged.get("second_stage") == "left_out":
+        text = "the bundle has no ranker: it ordered the candidates worse than the retriever"
+        emit("note", step=STEP, text=text)
+        return side_of(model, "serving")
+    from recsys.pair.serving import PairServing
+
+    return PairServing
 
 
 def _trained_stage(model: Path) -> TrainStage:

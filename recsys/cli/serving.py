@@ -280,9 +280,14 @@ def _for_people(answer: Recommendations) -> dict[str, Any]:
     more = [f"and {len(history) - _SHOWN_HISTORY:,} more"] if len(history) > _SHOWN_HISTORY else []
     # The score of a popular item is its share of the interactions, which is small.
     score = "share" if answer.source == "popularity" else "score"
-    items = [{score: item.score, "id": item.id, "title": item.title} for item in answer.items]
+    items = [
+        {score: item.score, **item.scores, "id": item.id, "title": item.title}
+        for item in answer.items
+    ]
+    stage = {"order": "the ranker's"} if answer.stage == "ranker" else {}
     return {
         f"For user {answer.user_id}": items,
+        **stage,
         "source": _RESTS_ON[answer.source],
         # Titles have commas: "Fugitive, The".
         "history, newest first": "; ".join([*history[:_SHOWN_HISTORY], *more]),
@@ -303,12 +308,12 @@ def _recommend_file(
 ) -> Answered:
     """Writes the top `k` new items of each user in a file."""
     from recsys.serving.batch_file import UsersFile, batch_answer, recommend_file
-    from recsys.serving.served_model import Retriever
+    from recsys.serving.recommendations import load_bundle
 
     file = UsersFile.open(users, column)  # Fails before the bundle is loaded.
     with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("loading the bundle", total=None, text="")
-        retriever = Retriever.open(bundle)
+        retriever = load_bundle(bundle).retriever
         progress.reset(task, description="recommending", total=file.n_bytes)
         done = 0
 

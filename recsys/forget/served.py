@@ -44,7 +44,13 @@ from recsys.forget.model_folder import free_rows
 from recsys.savedmodel import variables
 from recsys.savedmodel.event_columns import EventColumns
 from recsys.savedmodel.parity import difference
-from recsys.savedmodel.signatures import RANK, WARMUP_FILE, input_names, write_warmup
+from recsys.savedmodel.signatures import (
+    LIST_PADDING,
+    RANK,
+    WARMUP_FILE,
+    input_names,
+    write_warmup,
+)
 from recsys.system.files import retire
 from recsys.tasks.serving.requests import warm_up_requests
 from recsys.tasks.serving.stored_users import StoredIds
@@ -72,9 +78,10 @@ def take_out(bundle: Path, names: Names, before: Path) -> None:
             still knows a removed user (R933).
     """
     ids = sorted(names.ids)
-    manifest, stored = verify(before), StoredIds(before, ids)
+    manifest, stored = verify(before), StoredIds.of_parts(before, ids)
     rows = [int(row) for row in free_rows(bundle / "vocabulary", names)]
-    variables.overwrite(bundle, stored.overwritten(rows))
+    changes = [part.overwritten(rows) for part in stored]
+    variables.overwrite(bundle, {key: x for one in changes for key, x in one.items()})
     users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
     own = users.own_ids.drop_null()
     chosen = np.unique(np.linspace(0, len(own) - 1, min(_PROBES, len(own))).astype(int))
@@ -96,7 +103,7 @@ def take_out(bundle: Path, names: Names, before: Path) -> None:
     write_warmup(bundle, str(manifest["name"]), requests)
     (bundle / MANIFEST).unlink()
     fields = {name: value for name, value in manifest.items() if name not in ("files", "format")}
-    n_users = max(0, manifest["counts"]["users"] - len(stored.numbers))
+    n_users = max(0, manifest["counts"]["users"] - len(stored[0].numbers))
     fields["counts"] = {**manifest["counts"], "users": n_users}
     write_manifest(bundle, {**_of_users(fields, users), INSTEAD_OF: manifest_digest(before)})
 
@@ -111,6 +118,8 @@ def _answers(bundle: Path, ids: Sequence[str], times: Sequence[str]) -> dict[str
             inputs = {
                 input_: tf.fill([len(ids)], value=False)
                 if spec.dtype == tf.bool
+                else tf.fill([len(ids), 1], LIST_PADDING[input_])
+                if input_ in LIST_PADDING
                 else tf.constant(texts.get(input_, [[""]] * len(ids)))
                 for input_, spec in signatures[name].structured_input_signature[1].items()
             }
@@ -135,14 +144,14 @@ def knows(bundle: Path, ids: Sequence[str]) -> bool:
         RecsysError: The bundle is damaged (R501), or is of a task from a plugin (R545).
     """
     answers = answers_of(read_manifest(bundle))
-    stored = StoredIds(bundle, ids)
-    if not stored.is_there:
+    stored = StoredIds.of_parts(bundle, ids)
+    if not stored:
         rule = f"Users can be taken out of bundles of built-in tasks; {str(bundle)!r} is none."
         cure = "Delete it, and train and push a model without the users: recsys run."
         raise RecsysError("R545", rule, cure, answers)
     users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
     in_vocabulary = np.isin(ids, users.own_ids.drop_null().to_pylist())
-    return bool(in_vocabulary.any() or stored.numbers)
+    return bool(in_vocabulary.any() or any(part.numbers for part in stored))
 
 
 @dataclasses.dataclass

@@ -27,6 +27,10 @@ SCORE = "score"
 """Name of the signature of a bundle that answers scores, and of its output `[n]` float32."""
 RANK = "rank"
 """Name of the signature that predicts labels of items, `[batch, items]` float32 each."""
+LIST_RANK, LIST_SCORE = "retriever_rank", "retriever_score"
+LIST_PADDING = {LIST_RANK: -1.0, LIST_SCORE: 0.0}
+"""Inputs of `rank` of a pair, `[batch, items]` float32, with their padding: what the retriever says
+of the items, see `recsys.pair.lists`."""
 ENCODED = "embed_encoded"
 """Name of the signature that embeds queries whose features of events are encoded."""
 RANK_ENCODED = "rank_encoded"

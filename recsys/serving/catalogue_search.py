@@ -243,6 +243,12 @@ class CatalogueSearch:
         best, best_scores = best_of(rows, scores[rows], n)
         return self.shown(best, best_scores.tolist())
 
+    def directions(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the embeddings of items as unit vectors `[n, dim]` float32."""
+        embeddings = np.asarray(self.embeddings[rows, : self.width], np.float32)
+        norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+        return embeddings / np.maximum(norms, 1e-12)
+
     @functools.cached_property
     def _norms(self) -> np.ndarray:
         """Norms of the embeddings `[item rows]`; 1 if scores are cosines."""

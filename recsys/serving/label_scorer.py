@@ -20,7 +20,7 @@ from recsys.bundles.bundle import answers_of, check_answers, verify
 from recsys.data.event_features import FOLDER, load_event_features
 from recsys.errors import UsageError
 from recsys.savedmodel.event_columns import Column, EventColumns
-from recsys.savedmodel.signatures import RANK, Arrays, SavedModelGraph
+from recsys.savedmodel.signatures import DTYPES, LIST_PADDING, RANK, Arrays, SavedModelGraph
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.served_model import (
     ITEM,
@@ -131,7 +131,8 @@ class LabelScorer(ServedModel):
     def user_columns(self) -> list[str]:
         """Names of the inputs for raw values of users."""
         known = (USER, ITEM, HISTORY, *self.events.inputs)
-        return [name for name in self.signatures[RANK] if name not in known]
+        inputs = self.signatures[RANK].items()
+        return [n for n, spec in inputs if n not in known and spec.dtype == "DT_STRING"]
 
     def rank(self, query: RankQuery) -> RankedItems:
         """Returns the predicted labels of the best items; of equal scores the earlier first.
@@ -158,7 +159,7 @@ class LabelScorer(ServedModel):
             {label: values[places] for label, values in scores.items()},
             bool(outputs[KNOWN][0]),
             outputs[KNOWN_ITEMS][0][places],
-            *self._defaults(context),
+            *self.defaults(context),
             frozenset(by_item),
         )
 
@@ -182,8 +183,12 @@ class LabelScorer(ServedModel):
             **self.events.of_history(attributes, len(history)),
             **self.events.of_context(context),
         }
-        names = self.signatures[RANK]
-        inputs = {name: as_texts(texts.get(name) or [""])[None] for name in names}
+        inputs = {
+            name: as_texts(texts.get(name) or [""])[None]
+            if spec.dtype == "DT_STRING"
+            else np.full((1, 1), LIST_PADDING[name], DTYPES[spec.dtype])
+            for name, spec in self.signatures[RANK].items()
+        }
         return {**inputs, USER: as_texts([query.user])}
 
     def _is_by_item(self, name: str, value: Any, n: int) -> bool:
@@ -200,7 +205,7 @@ class LabelScorer(ServedModel):
             raise UsageError("R549", rule, 'Write "" for an unknown value.', f"{len(value)} values")
         return is_list
 
-    def _defaults(
+    def defaults(
         self, context: Mapping[str, Sequence[str]]
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Returns the numbers of missing and of unknown values, by column with any."""

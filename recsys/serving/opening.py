@@ -6,7 +6,8 @@ from pathlib import Path
 
 from recsys.bundles.bundle import answers_of, read_manifest
 from recsys.serving.label_scorer import LABELS, LabelScorer
-from recsys.serving.served_model import Retriever, Scorer, ServedModel
+from recsys.serving.pair import Pair
+from recsys.serving.served_model import RANKER, Retriever, Scorer, ServedModel
 
 
 def open_bundle(folder: Path) -> ServedModel:
@@ -17,5 +18,5 @@ def open_bundle(folder: Path) -> ServedModel:
     """
     manifest = read_manifest(folder)
     if answers_of(manifest) == "lists":
-        return Retriever.open(folder)
+        return (Pair if manifest.get(RANKER) else Retriever).open(folder)
     return LabelScorer.open(folder) if manifest.get(LABELS) else Scorer.open(folder)

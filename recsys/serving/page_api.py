@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from recsys.bundles.bundle import check_answers
+from recsys.savedmodel.signatures import SCORE
 from recsys.serving.label_scorer import LabelScorer, RankQuery
 from recsys.serving.pool import Pool
 from recsys.serving.predictor import Predictor
@@ -117,8 +118,9 @@ def router(predictor: Predictor) -> APIRouter:
     async def about() -> dict[str, Any]:
         """Tell what is served."""
         newest = page_model(pool)
-        models = [model for model in pool.models[::-1] if isinstance(model, type(newest))]
         is_ranked = isinstance(newest, LabelScorer)
+        kind: Any = LabelScorer if is_ranked else Retriever
+        models: list[Any] = [model for model in pool.models[::-1] if isinstance(model, kind)]
         return {
             "name": pool.name,
             "versions": [model.version for model in models],
@@ -263,6 +265,14 @@ def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
     )
     ranked = model.rank(inputs, wish.k)
     rows = ranked.rows[0][ranked.rows[0] > 0]
+    shown = model.catalogue.shown(rows, ranked.scores[0].tolist())
+    for place, item in enumerate(shown if ranked.more else ()):
+        of_labels = {name: float(values[0, place]) for name, values in ranked.more.items()}
+        item["scores"] = {SCORE: item["score"], **of_labels}
+    replaced = {}
+    if isinstance(model.scorer, LabelScorer):
+        values = {name: [value] for name, value in wish.context.items()}
+        replaced = dict(zip(("missing", "unknown"), model.scorer.defaults(values), strict=True))
     taste = model.catalogue.item_rows([normal_id(id_) for id_ in items])
     history = taste or model.histories([wish.user])[0]
     return {
@@ -270,7 +280,9 @@ def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
         "source": ranked.source[0].decode(),
         "history": model.catalogue.shown([row for row in history if row][:_SHOWN_HISTORY]),
         "unknown_items": [id_ for id_, row in zip(items, taste, strict=True) if not row],
-        "items": model.catalogue.shown(rows, ranked.scores[0].tolist()),
+        "items": shown,
+        "stage": ranked.stage,
+        **replaced,
     }
 
 

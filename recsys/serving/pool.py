@@ -286,6 +286,10 @@ class ServerMetrics:
         self.load_seconds: Histogram = self._add(Histogram, "model_load_seconds", text)
         text = "Values of the context that a default replaced: missing, or unknown to training."
         self._defaults = self._add(Counter, "context_defaults", text, ("column", "reason"))
+        text = (
+            "Lists of a pair, by what ordered them: the ranker, or the retriever if the ranker was"
+        )
+        self._lists = self._add(Counter, "pair_lists", f"{text} late, or failed.", ["order"])
         self.logged: Counter = self._add(Counter, "served_log_rows", "Rows of served items logged.")
         text = "Requests that were not logged: the queue was full, or writing failed."
         self.not_logged: Counter = self._add(Counter, "served_log_dropped", text)
@@ -307,6 +311,10 @@ class ServerMetrics:
         """Counts values of the context that a default replaced, by column."""
         for column, n in columns.items():
             self._defaults.labels(column, reason).inc(n)
+
+    def pair_lists(self, order: str, n: int) -> None:
+        """Counts lists of a pair by what ordered them: `ranker`, `late` or `failed`."""
+        self._lists.labels(order).inc(n)
 
     @contextmanager
     def request(self, labels: Callable[[], tuple[str, str, str]]) -> Iterator[None]:

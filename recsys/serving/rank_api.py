@@ -135,6 +135,7 @@ def label_scorer(model: ServedModel) -> LabelScorer:
     Raises:
         UsageError: It doesn't (R545).
     """
+    model = model.scorer
     check_answers(model.bundle, model.answers, LabelScorer.answers)
     if not isinstance(model, LabelScorer):
         rule = f"The bundle {str(model.bundle)!r} must predict labels to rank items here."

@@ -26,6 +26,8 @@ from recsys.serving.label_scorer import LabelScorer, RankQuery
 from recsys.serving.opening import open_bundle
 from recsys.serving.ranking import ItemSequence, RankedItem, Ranking
 from recsys.serving.served_model import (
+    RETRIEVER,
+    RankedRows,
     Retriever,
     Scorer,
     ServedModel,
@@ -61,10 +63,13 @@ class ScoredItem(Item):
 
     Attributes:
         score: Dot product or cosine [-1..1] of the user's and the item's embeddings; for the source
-            `popularity` the item's share of all positives [0..1].
+            `popularity` the item's share of all positives [0..1]. The score of a pair is that of
+            its ranker, a formula of the labels.
+        scores: Of a pair, the predicted labels, and the score of the `retriever`.
     """
 
     score: float
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -78,6 +83,7 @@ class Recommendations(ItemSequence[ScoredItem]):
             `popularity`.
         history: History items that the answer is based on, the newest first.
         items: Recommended items, the best first; fewer than `k` if the catalogue has no more.
+        stage: Stage that ordered the items, `retriever` or `ranker`.
     """
 
     user_id: str
@@ -85,6 +91,7 @@ class Recommendations(ItemSequence[ScoredItem]):
     source: str
     history: list[Item]
     items: list[ScoredItem]
+    stage: str = RETRIEVER
 
     def __repr__(self) -> str:
         width = max([len(item.id) for item in self.items], default=0)
@@ -95,9 +102,10 @@ class Recommendations(ItemSequence[ScoredItem]):
         return f"<p>{html.escape(self._heading(self._basis))}</p>{_html(_COLUMNS, self.to_rows())}"
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Returns `rank`, `id`, `title` and `score` of each item."""
+        """Returns `rank`, `id`, `title` and `score` of each item, and its `scores`."""
         return [
-            {"rank": rank, **dataclasses.asdict(item)} for rank, item in enumerate(self.items, 1)
+            {"rank": rank, "id": item.id, "title": item.title, "score": item.score, **item.scores}
+            for rank, item in enumerate(self.items, 1)
         ]
 
     def to_pandas(self) -> Any:
@@ -121,7 +129,7 @@ class RecommendationList(list[Recommendations]):
         return _html(("user_id", "rank", *_COLUMNS), self.to_rows())
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Returns `user_id`, `rank`, `id`, `title` and `score` of each item of each user."""
+        """Returns `user_id`, and the row of `Recommendations`, of each item of each user."""
         return [{"user_id": answer.user_id, **row} for answer in self for row in answer.to_rows()]
 
     def to_pandas(self) -> Any:
@@ -214,14 +222,14 @@ class LoadedBundle:
                 (R541), or a column or input is unknown, missing or invalid (R549).
         """
         ids = _ids(items)
-        if isinstance(self.model, LabelScorer):
+        if isinstance(scorer := self.model.scorer, LabelScorer):
             if inputs:
                 rule = "A bundle that predicts labels takes values as context, history or features."
                 raise UsageError("R549", rule, "Write context={NAME: value}.", sorted(inputs))
             columns = {name: _texts(values) for name, values in (features or {}).items()}
             given = [history] if isinstance(history, Mapping) else list(_listed(history))
             query = RankQuery(_id(user), ids, k, context or {}, given, columns)
-            return Ranking.of(query.user, ids, self.model.rank(query))
+            return Ranking.of(query.user, ids, scorer.rank(query))
         others = {"history": history, "features": features}
         inputs |= {name: value for name, value in others.items() if value} | dict(context or {})
         scored = self._scorer.rank(_id(user), ids, k, inputs)
@@ -351,17 +359,36 @@ class LoadedBundle:
                 known=bool(ranked.known[place]),
                 source=ranked.source[place].decode(),
                 history=[Item(*self._names(row)) for row in histories[place] if row],
-                items=[
-                    ScoredItem(*self._names(row), score)
-                    for row, score in zip(
-                        ranked.rows[place].tolist(), ranked.scores[place].tolist(), strict=True
-                    )
-                    if row
-                ],
+                items=self._items(ranked, place),
+                stage=ranked.stage,
             )
             for place, id_ in enumerate(ids)
         )
         return answers[0] if users is None else answers
+
+    def _items(self, ranked: RankedRows, place: int) -> list[ScoredItem]:
+        """Returns the items of one answer."""
+        more = {name: values[place].tolist() for name, values in ranked.more.items()}
+        scored = zip(ranked.rows[place].tolist(), ranked.scores[place].tolist(), strict=True)
+        return [
+            ScoredItem(*self._names(row), score, {name: x[at] for name, x in more.items()})
+            for at, (row, score) in enumerate(scored)
+            if row
+        ]
+
+    def retrieve(self, user: str | int = "", **query: Unpack[_Query]) -> Recommendations:
+        """Returns the best items for a user by the first stage of a pair alone.
+
+        Its rules don't apply. Any other bundle that answers lists answers as `recommend`.
+
+        Args:
+            user: Id of the user; unknown users get popular items.
+            **query: Other arguments of `recommend`.
+
+        Raises:
+            UsageError: As `recommend`.
+        """
+        return LoadedBundle(self.retriever.first).recommend(user, **query)
 
     def similar(self, item: str | int, k: int = 10) -> list[ScoredItem]:
         """Returns the `k` items whose embeddings have the largest cosine with an item's.
@@ -445,4 +472,5 @@ def _html(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> Any:
     import pandas as pd  # type: ignore[import-untyped]
 
-    return pd.DataFrame(rows, columns=list(columns))
+    more = rows[0] if rows else ()
+    return pd.DataFrame(rows, columns=[*dict.fromkeys([*columns, *more])])

@@ -43,6 +43,8 @@ from recsys.savedmodel.signatures import (
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
+RETRIEVER, RANKER = "retriever", "ranker"
+"""Stages of an answer."""
 _EXCLUDED = "exclude_ids"
 _OWN = ("user_id", "history", "exclude_seen")
 _HISTORY_BLOCK = 512
@@ -94,6 +96,11 @@ class ServedModel:
     def check_inputs(self, inputs: Arrays) -> None:
         """Raises a UsageError for values without a possible answer."""
 
+    @property
+    def scorer(self) -> ServedModel:
+        """The part of the bundle that scores given items; by default all of it."""
+        return self
+
 
 # --- lists of items
 
@@ -107,12 +114,16 @@ class RankedRows:
         scores: Their scores `[n, k]` float32, padded with `-inf`.
         known: Whether the data contain the user `[n]` bool.
         source: Source of each answer `[n]` bytes, see `recsys.savedmodel.signatures`.
+        more: Other scores of the items `[n, k]` float32 by name, see `recsys.serving.pair`.
+        stage: Stage that ordered the items.
     """
 
     rows: np.ndarray
     scores: np.ndarray
     known: np.ndarray
     source: np.ndarray
+    more: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    stage: str = RETRIEVER
 
 
 class Retriever(ServedModel):
@@ -130,6 +141,7 @@ class Retriever(ServedModel):
     Attributes:
         filters: The filters by named features of the items.
         events: Raw columns of events that the bundle reads.
+        queries: Inputs of the signatures that `query_inputs` returns.
     """
 
     answers = "lists"
@@ -149,7 +161,7 @@ class Retriever(ServedModel):
         super().__init__(graph, bundle)
         self._ranker, self.events = ranker, events or EventColumns()
         self.catalogue, self.max_k, self.excludes_seen = catalogue, max_k, excludes_seen
-        self.signatures = _with_ranking(graph.signatures)
+        self.signatures = self.queries = _with_ranking(graph.signatures)
         self.filters = ItemFilters(catalogue.features, catalogue.items.n_rows)
 
     @classmethod
@@ -178,24 +190,38 @@ class Retriever(ServedModel):
             excludes_seen=manifest.get("repeats", "exclude") == "exclude",
             bundle=bundle,
             events=EventColumns.of_manifest(manifest),
+            **cls._options(manifest),
         )
+
+    @classmethod
+    def _options(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns other arguments of the constructor."""
+        return {}
+
+    @property
+    def first(self) -> Retriever:
+        """The retriever of a pair, or this one."""
+        return self
 
     @property
     def user_columns(self) -> list[str]:
         """Names of the inputs for raw values of users."""
         known = (*_OWN, *self.events.inputs)
-        return [name for name in self.signatures[RECOMMEND] if name not in known]
+        return [name for name in self.queries[RECOMMEND] if name not in known]
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature as `ServedModel.ask`, but ranks items here."""
         if signature not in (RECOMMEND, FILTERED):
             return super().ask(signature, inputs)
         ranked = self.rank(inputs, self.max_k)
+        scores = {"scores": ranked.scores, **ranked.more}
+        stage = np.full(len(ranked.known), ranked.stage.encode(), object)
         return {
             "candidate_ids": self._as_ids(ranked.rows),
-            "scores": np.where(ranked.rows > 0, ranked.scores, NO_SCORE),
+            **{name: np.where(ranked.rows > 0, x, NO_SCORE) for name, x in scores.items()},
             "known": ranked.known,
             "source": ranked.source,
+            **({"stage": stage} if ranked.more else {}),
         }
 
     def check_inputs(self, inputs: Arrays) -> None:
@@ -238,7 +264,7 @@ class Retriever(ServedModel):
         n = len(user_ids)
         texts = {"history": history, _EXCLUDED: exclude, **(only or {}), **(columns or {})}
         texts |= self.events.of_history(attributes or {}, len(history))
-        names = self.signatures[FILTERED if exclude or only else RECOMMEND]
+        names = self.queries[FILTERED if exclude or only else RECOMMEND]
         # Padding means the stored history or features.
         inputs = {name: np.tile(as_texts(texts.get(name) or [""]), (n, 1)) for name in names}
         self.filters.check_values({name: inputs[name][0] for name in only or {}})
@@ -262,6 +288,9 @@ class Retriever(ServedModel):
             UsageError: `k` is out of range (R541).
         """
         check_k(k, self.max_k)
+        return self._retrieved(inputs, k, is_batch=is_batch)
+
+    def _retrieved(self, inputs: Arrays, k: int, *, is_batch: bool) -> RankedRows:
         names = self.signatures[PREPARE]
         query = self._graph.ask(PREPARE, {name: inputs[name] for name in names})
         n = len(query["known"])

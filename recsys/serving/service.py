@@ -25,6 +25,7 @@ from recsys.savedmodel.signatures import DTYPES
 from recsys.serving import grpc_server
 from recsys.serving.app import App, Lifespan
 from recsys.serving.opening import open_bundle
+from recsys.serving.pair import Pair
 from recsys.serving.pool import Pool, ServerMetrics
 from recsys.serving.predictor import MicroBatcher, Predictor
 from recsys.serving.requests import HEAD_BYTES, HEAD_LINES, Limits
@@ -97,7 +98,8 @@ def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
         hosts = None
         _LOG.warning("%s is reached from other machines, and asks for no password", service.host)
     metrics = ServerMetrics()
-    pool = Pool(service.name, service.folder, load_version, service.keep, metrics)
+    load = functools.partial(load_version, metrics=metrics)
+    pool = Pool(service.name, service.folder, load, service.keep, metrics)
     limits = with_enough_files(service.limits)
     log = service.log and service.log(metrics)
     predictor = Predictor(pool, MicroBatcher(limits), limits, log)
@@ -147,8 +149,10 @@ def with_enough_files(limits: Limits) -> Limits:
     return dataclasses.replace(limits, connections=min(most, limits.connections))
 
 
-def load_version(folder: Path) -> ServedModel:
+def load_version(folder: Path, metrics: ServerMetrics | None = None) -> ServedModel:
     """Loads a version and warms it up, since the first call of a graph is slow.
+
+    With `metrics`, which count its lists, the ranker of a pair has a deadline from then on.
 
     Raises:
         RecsysError: The bundle is damaged, or TensorFlow is missing or can't load it.
@@ -161,6 +165,8 @@ def load_version(folder: Path) -> ServedModel:
             sizes = [max(1, size) for size in spec.shape]  # -1 means any size.
             blank[key] = np.full(sizes, nothing, DTYPES[spec.dtype])
         model.ask(name, blank)
+    if isinstance(model, Pair) and metrics is not None:
+        model.count = metrics.pair_lists
     return model
 
 

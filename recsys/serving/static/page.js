@@ -264,7 +264,8 @@ function show(answers, milliseconds) {
   $("lists").hidden = false;
   const isNew = state.user && !a.known && a.source !== "popularity";  // Whose source says that the user is unknown.
   const who = state.user ? `for ${state.user}${isNew ? ", unknown to the model" : ""}` : "for the chosen items";
-  const source = SOURCES[a.source] ? `, ${SOURCES[a.source]}` : "";
+  const order = a.stage === "ranker" ? ", in the ranker's order" : "";
+  const source = (SOURCES[a.source] ? `, ${SOURCES[a.source]}` : "") + order;
   const times = answers.map((one) => `version ${one.version} in ${one.milliseconds.toFixed(1)} ms`).join(", ");
   const shared = b ? ` ${[...ids[0]].filter((id) => ids[1].has(id)).length} in both.` : "";
   const replaced = [["missing", a.missing], ["unknown", a.unknown]].map(([why, columns]) =>

@@ -24,13 +24,14 @@ from recsys.data.store import InteractionStore
 from recsys.distributed.coordination import agreed
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
+from recsys.models.ranking_model import RETRIEVER
 from recsys.tasks.probe_files import check_equal, reading, times_before
 from recsys.tasks.ranking.rows import Read, Rows, is_row_feature, model_inputs
 from recsys.tasks.raw_events import MISSING, RAW, RawEvents
 
 PROBE = "rank_probe.npz"
 _SCORE = "score."
-_ROWS = 1000
+_ROWS, _SEED = 1000, 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,9 @@ def save_probe(
     names = ["user_row", "item_row", "history"]
     names += [x.name for x in inputs.event_inputs(config)]
     names += [one.name for one in features if is_row_feature(one)]
+    if config.stage_one:
+        read[RETRIEVER] = _drawn_places(n_rows=len(numbers))
+        names.append(RETRIEVER)
     read = {name: read[name] for name in names}
 
     def of_rows(at: np.ndarray) -> Read:
@@ -92,6 +96,18 @@ def save_probe(
     of_labels = {f"{_SCORE}{name}": scores[:, n] for n, name in enumerate(model.label_names)}
     arrays: dict[str, Any] = {**read, **raw.arrays(), **of_labels}
     agreed(lambda: np.savez(folder / PROBE, **arrays))
+
+
+def _drawn_places(n_rows: int) -> np.ndarray:
+    """Returns the input `retriever` `[n_rows, 3]` float32 of random places in lists.
+
+    Every fourth list is unknown, and every fourth item is in none.
+    """
+    rng, number = np.random.default_rng(_SEED), np.arange(n_rows)
+    is_listed, is_known = number % 4 > 1, number % 4 > 0
+    place, score = rng.uniform(0.01, 1, n_rows), rng.uniform(-5, 5, n_rows)
+    columns = place * is_listed, score * is_listed, is_known
+    return np.stack(columns, axis=1).astype(np.float32)
 
 
 def _newest_statistics(folder: Path, raw: RawEvents, read: Read, inputs: ModelInputs) -> Read:

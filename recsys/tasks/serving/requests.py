@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from recsys.data.vocabulary import Vocabulary, stand_ins
-from recsys.savedmodel.signatures import ENCODED, RANK, RANK_ENCODED, Arrays
+from recsys.savedmodel.signatures import ENCODED, LIST_PADDING, RANK, RANK_ENCODED, Arrays
 
 
 def raw_probes(
@@ -50,20 +50,21 @@ def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict
         probes: Texts of queries by input, including `user_id` `[n]` and `history` `[n, length]`.
     """
     users, histories = probes["user_id"], probes["history"]
-    n, ranks = len(users), RANK in names
-    items = [{"item_id": items} if ranks else None for items in histories]
+    n = len(users)
+    items = [{"item_id": items} if RANK in names else None for items in histories]
     known = {
+        **{name: np.full((n, 1), x, np.float32) for name, x in LIST_PADDING.items()},
         **probes,
-        "item_id": histories if ranks else histories[:, 0],
         "exclude_seen": np.ones(n, bool),
         "examples": np.array(list(map(example, users, histories, items))),
     }
     padding = np.full((n, 1), "", object)
-    return {
-        signature: {name: known.get(name, padding) for name in inputs}
-        for signature, inputs in names.items()
-        if signature not in (ENCODED, RANK_ENCODED)  # Clients don't call them.
-    }
+    requests = {}
+    for signature, inputs in names.items():
+        if signature not in (ENCODED, RANK_ENCODED):  # Clients don't call them.
+            known["item_id"] = histories if signature == RANK else histories[:, 0]
+            requests[signature] = {name: known.get(name, padding) for name in inputs}
+    return requests
 
 
 def example(

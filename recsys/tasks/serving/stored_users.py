@@ -137,21 +137,25 @@ def _following(gone: Sequence[int] | np.ndarray, n: int) -> dict[int, int]:
 
 
 class StoredIds:
-    """The numbers of users in a bundle's SavedModel.
+    """The numbers of users in a bundle's SavedModel, or in one of its parts.
 
     Args:
         bundle: The bundle.
         ids: Users to look up.
+        part: Attribute of the part; empty: the whole module.
 
     Attributes:
-        is_there: Whether the SavedModel has users; one of a plugin's task may have none.
-        numbers: Numbers of the `ids` that the SavedModel knows.
+        is_there: Whether the part has users; a SavedModel of a plugin's task may have none.
+        numbers: Numbers of the `ids` that the part knows.
     """
 
-    def __init__(self, bundle: Path, ids: Sequence[str]) -> None:
+    def __init__(self, bundle: Path, ids: Sequence[str], part: str = "") -> None:
         self._reader = tf.train.load_checkpoint(str(bundle / "variables" / "variables"))
         graph = self._reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
         self._nodes = TrackableObjectGraph.FromString(graph).nodes
+        self._root = self._nodes[0]
+        self.parts = [child.local_name for child in self._root.children]
+        self._root = self._node(part)
         self.is_there, self.numbers = "_users" in self._children(""), dict[str, int]()
         if not self.is_there:
             return
@@ -161,6 +165,13 @@ class StoredIds:
         places = places_of(ids, first, second).tolist()
         self._places = {id_: p for id_, p in zip(ids, places, strict=True) if p >= 0}
         self.numbers = {id_: int(numbers[place]) for id_, place in self._places.items()}
+
+    @classmethod
+    def of_parts(cls, bundle: Path, ids: Sequence[str]) -> list[StoredIds]:
+        """Returns the users of the SavedModel, or of each of its parts that has users."""
+        whole = cls(bundle, ids)
+        parts = [whole] if whole.is_there else [cls(bundle, ids, part) for part in whole.parts]
+        return [part for part in parts if part.is_there]
 
     def overwritten(self, rows: Sequence[int]) -> Rows:
         """Returns the new values of the variables' rows after the users are removed.
@@ -216,7 +227,7 @@ class StoredIds:
         return [child.local_name for child in self._node(path).children]
 
     def _node(self, path: str) -> Any:
-        node = self._nodes[0]
+        node = self._root
         for name in filter(None, path.split("/")):
             node = self._nodes[{c.local_name: c.node_id for c in node.children}[name]]
         return node

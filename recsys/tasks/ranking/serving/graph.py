@@ -29,6 +29,7 @@ import tensorflow as tf
 from recsys.data.statistics import StatisticsState
 from recsys.data.store import ServingHistories
 from recsys.models.calibration import Isotonic, Temperature
+from recsys.models.lookups import InputSpec
 from recsys.savedmodel.event_columns import CONTEXT
 from recsys.savedmodel.inputs import RawFeatures, text_columns
 from recsys.savedmodel.signatures import (
@@ -81,27 +82,35 @@ class Rank(tf.Module):
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to save, by the name of their signature."""
-        lists = text_columns(["history", "item_id", *self._queries.columns])
-        query = {"user_id": tf.TensorSpec([None], tf.string, "user_id"), **lists}
         examples = {"examples": tf.TensorSpec([None], tf.string, "examples")}
         return {
-            RANK: traced(self.rank, query),
+            RANK: traced(self.rank, self.texts),
             DEFAULT_SIGNATURE: traced(self.rank_examples, examples),
-            RANK_ENCODED: traced(self.rank_encoded, self._encoded_rows()),
+            RANK_ENCODED: traced(self.rank_encoded, self.encoded_rows),
         }
 
-    def _encoded_rows(self) -> dict[str, tf.TensorSpec]:
+    @property
+    def texts(self) -> dict[str, tf.TensorSpec]:
+        """The inputs of `rank`."""
+        lists = text_columns(["history", "item_id", *self._queries.columns])
+        return {"user_id": tf.TensorSpec([None], tf.string, "user_id"), **lists}
+
+    @property
+    def encoded_rows(self) -> dict[str, tf.TensorSpec]:
         """Returns the inputs of `rank_encoded`."""
         spec = self._rows.model.spec
         length = spec.config.history
         shapes = {"user_row": [None], "item_row": [None], "history": [None, length]}
         rows = {name: tf.TensorSpec(shape, tf.int32, name) for name, shape in shapes.items()}
         rows |= encoded_inputs(self._queries.reads.inputs, length)
-        for feature in spec.of_side("row"):
-            (width,), dtype = feature.entry
-            name = encoded_name(feature.name)
-            rows[name] = tf.TensorSpec([None, width], dtype, name)
+        for x in self._of_rows:
+            name = encoded_name(x.name)
+            rows[name] = tf.TensorSpec([None, *x.shape], x.dtype, name)
         return rows
+
+    @property
+    def _of_rows(self) -> list[InputSpec]:
+        return [x for x in self._rows.model.inputs_of_sides if x.side == "row"]
 
     def rank(
         self, user_id: tf.Tensor, history: tf.Tensor, item_id: tf.Tensor, **columns: tf.Tensor
@@ -114,6 +123,17 @@ class Rank(tf.Module):
             item_id: Ids of the items to score `[b, items]`.
             **columns: Raw columns `[b, any]`.
         """
+        return self.rank_with({}, user_id, history, item_id, columns)
+
+    def rank_with(
+        self,
+        of_items: Tensors,
+        user_id: tf.Tensor,
+        history: tf.Tensor,
+        item_id: tf.Tensor,
+        columns: Tensors,
+    ) -> Tensors:
+        """Answers as `rank`, with further inputs of the model `[b, items, size]` float32."""
         shape = tf.shape(item_id)
         user = self._users.numbers(user_id)
         columns, n_values = _as_wide(columns, shape[1])
@@ -126,6 +146,7 @@ class Rank(tf.Module):
             tokens = self._rows.item_bags(pairs[1])
             found = self._statistics(*pairs, tokens, self._labelled(history, columns))
             rows |= {name: _flat(x) for name, x in found.items()}
+        rows |= {name: _flat(x) for name, x in of_items.items()}
         labels = self._predict(query.inputs, rows, tf.repeat(tf.range(shape[0]), shape[1]))
         answers = {name: tf.reshape(x, shape) for name, x in labels.items()}
         return {**answers, KNOWN: user > 0, KNOWN_ITEMS: tf.reshape(is_known, shape)}
@@ -142,13 +163,13 @@ class Rank(tf.Module):
             user_row: User rows of the bundle `[n]`.
             item_row: Item rows of the bundle `[n]`.
             history: Item rows `[n, history]`, the newest first, padded with 0.
-            **encoded: Context, attributes and statistics `[n, …]`, by `encoded_name`.
+            **encoded: Context, attributes, statistics, and what a retriever says of the items
+                `[n, …]`, by `encoded_name`.
         """
         events = {name: encoded[encoded_name(name)] for name in self._queries.reads.names}
         query = self._rows.query(user_row, history, self._rows.user_bags(user_row), events)
         rows = self._rows.candidate(item_row, self._rows.item_bags(item_row))
-        of_rows = self._rows.model.spec.of_side("row")
-        rows |= {feature.name: encoded[encoded_name(feature.name)] for feature in of_rows}
+        rows |= {x.name: encoded[encoded_name(x.name)] for x in self._of_rows}
         return self._predict(query.inputs, rows, tf.range(tf.size(item_row)))
 
     def _predict(self, query: Tensors, rows: Tensors, place: tf.Tensor) -> Tensors:

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from recsys.savedmodel.event_columns import CONTEXT
 from recsys.savedmodel.parity import TOLERANCE, Reference, Report, Request, in_batches, refused
-from recsys.savedmodel.signatures import DEFAULT_SIGNATURE, RANK, Arrays
+from recsys.savedmodel.signatures import DEFAULT_SIGNATURE, LIST_PADDING, RANK, Arrays
 from recsys.tasks.serving.requests import example
 
 _PROBES, _PREDICTIONS = "probes.parquet", "predictions.npz"
@@ -53,7 +53,7 @@ class RankingReference(Reference):
 
     Attributes:
         probes: Text of each row by input: `user_id` and `item_id` `[n]`; `history` and raw columns
-            `[n, any]`.
+            `[n, any]`; and the numbers `[n, 1]` of the ranker of a pair (`LIST_PADDING`).
         predictions: Predictions of each label by name.
     """
 
@@ -84,7 +84,8 @@ class RankingReference(Reference):
         """Compares a loaded SavedModel, asked with raw ids and columns, with the predictions.
 
         It asks for one item at a time, in batches of 0, 1, 7 and more, and from serialized
-        tf.Examples; and for several items at once, each with a context of its own.
+        tf.Examples, unless the model is one of a pair; and for several items at once, each with a
+        context of its own.
 
         Returns:
             The largest difference of a prediction.
@@ -101,10 +102,11 @@ class RankingReference(Reference):
             return {name: tf.reshape(x, [-1]) for name, x in answered.items()}
 
         answers = {
-            RANK: in_batches(lambda part: rank(**self._inputs(rank, part)), n),
-            DEFAULT_SIGNATURE: in_batches(of_examples, n),
+            RANK: self.outputs(rank),
             "several items": self._together(rank),
         }
+        if self.predictions.keys() <= default.structured_outputs.keys():
+            answers[DEFAULT_SIGNATURE] = in_batches(of_examples, n)
         worst = max(self._compare(subject, outputs) for subject, outputs in answers.items())
         report(f"the predictions of {n:,} rows are the trainer's")
         return worst
@@ -116,14 +118,19 @@ class RankingReference(Reference):
         items = np.resize(self.probes[_ITEM], _TIMED_ITEMS)
         return RANK, {**inputs, _ITEM: tf.constant([items.tolist()])}
 
+    def outputs(self, rank: Any) -> Arrays:
+        """Returns the outputs of `rank` for all rows, of one item each, asked in batches."""
+        return in_batches(lambda part: rank(**self._inputs(rank, part)), len(self))
+
     def _inputs(self, signature: Any, rows: Any) -> dict[str, tf.Tensor]:
         """Returns the inputs of `rank` for some rows, of one item each; others are padding."""
-        texts = {name: texts[rows] for name, texts in self.probes.items()}
-        n = len(texts[_ITEM])
-        texts[_ITEM] = texts[_ITEM][:, None]
-        names = signature.structured_input_signature[1]
-        found = {name: texts.get(name, np.full((n, 1), "", object)) for name in names}
-        return {name: tf.constant(x, tf.string, x.shape) for name, x in found.items()}
+        values = {name: x[rows] for name, x in self.probes.items()}
+        n = len(values[_ITEM])
+        values[_ITEM] = values[_ITEM][:, None]
+        return {
+            name: _tensor(values.get(name, np.full((n, 1), "", object)), spec.dtype)
+            for name, spec in signature.structured_input_signature[1].items()
+        }
 
     def _examples(self, part: slice) -> tf.Tensor:
         lists = {name: x[part] for name, x in self.probes.items() if name != "user_id"}
@@ -143,9 +150,9 @@ class RankingReference(Reference):
         n = min(_TOGETHER, len(self))
         inputs = self._inputs(rank, slice(n))
         for name in inputs:
-            if name.startswith((CONTEXT, _ITEM)):
+            if name.startswith((CONTEXT, _ITEM)) or name in LIST_PADDING:
                 of_items = self.probes[name][:n].reshape(n, -1)[:, 0]
-                inputs[name] = tf.constant(np.tile(of_items, (n, 1)), tf.string, (n, n))
+                inputs[name] = _tensor(np.tile(of_items, (n, 1)), inputs[name].dtype)
         outputs = rank(**inputs)
         return {name: tf.linalg.diag_part(outputs[name]).numpy() for name in self.predictions}
 
@@ -161,3 +168,7 @@ class RankingReference(Reference):
                 raise refused("R530", f"{name} of {subject}", received)
             worst = max(worst, float(difference.max(initial=0)))
         return worst
+
+
+def _tensor(values: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+    return tf.constant(values.tolist(), dtype, values.shape)

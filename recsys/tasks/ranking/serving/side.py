@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from recsys.data.statistics import StatisticsState
 from recsys.data.vocabulary import stand_ins
 from recsys.models.calibration import Temperature
+from recsys.models.ranking_model import RETRIEVER
 from recsys.models.summary import damaged
 from recsys.savedmodel.parity import TOLERANCE
+from recsys.savedmodel.signatures import Arrays
 from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.probe import read_probe
 from recsys.tasks.ranking.serving.graph import Rank
@@ -28,6 +30,7 @@ class RankingServing(HistoryServing):
 
     answers = "scores"
     card = "recsys.tasks.ranking.serving:model_card.jinja"
+    module_class: ClassVar[type[Rank]] = Rank
 
     def __init__(self, stage: Any, sources: Sources) -> None:
         super().__init__(stage, sources)
@@ -38,7 +41,7 @@ class RankingServing(HistoryServing):
 
     def module(self) -> Rank:
         """Returns the module with the signatures."""
-        return Rank(
+        return self.module_class(
             self.saved,
             self.histories,
             self.users,
@@ -50,6 +53,10 @@ class RankingServing(HistoryServing):
     def write_files(self, folder: Path) -> dict[str, Any]:
         """Writes vocabularies, titles and the catalogue."""
         copy_catalogue(self.sources.model, folder, self.saved.catalogue)
+        return self.fields()
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of the manifest."""
         return {**self._labels(), **self._manifest_fields()}
 
     def card_fields(self) -> dict[str, Any]:
@@ -86,7 +93,12 @@ class RankingServing(HistoryServing):
         events = probe.raw.texts(columns, self._time_column)
         events |= {name: np.full((len(user_row), 1), "", object) for name in labels - {*events}}
         texts = {"user_id": user_id, "history": histories, "item_id": item_id, **events}
+        texts |= self._of_lists(probe.rows.get(RETRIEVER))
         return RankingReference(texts, {n: self._bounds(n, x) for n, x in probe.scores.items()})
+
+    def _of_lists(self, places: np.ndarray | None) -> Arrays:
+        """Returns further inputs of `rank` for the probes, from their input `retriever`."""
+        return {}
 
     def _bounds(self, label: str, score: np.ndarray) -> Bounds:
         """Returns the predictions of the log odds or amounts in training `[n]`."""

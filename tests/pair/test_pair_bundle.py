@@ -1,0 +1,151 @@
+"""The bundle of a pair, beside the lists that its signatures and NumPy make."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from commands import run_main
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+from pair_worlds import make_data, make_pair
+
+import recsys
+from recsys.bundles.bundle import read_manifest
+from recsys.bundles.publishing import latest, publish, rollback
+from recsys.forget.files import Names
+from recsys.forget.served import forget_in_versions
+from recsys.savedmodel.signatures import SavedModelGraph
+
+SUPPORT = Path(__file__).parents[1] / "support"
+K, N_CANDIDATES = 8, 12
+
+
+class World:
+    """A pair on made-up impressions, and its bundles."""
+
+    def __init__(self, folder):
+        self.folder, self.data = folder, make_data(folder)
+        make_pair(folder / "pair", self.data)
+        script = [sys.executable, str(SUPPORT / "pair_exports.py"), str(folder)]
+        environment = {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(SUPPORT.parents[1])}
+        subprocess.run(script, check=True, env=environment, cwd=SUPPORT.parents[1])
+        self.bundle = recsys.load_bundle(folder / "bundle")
+        self.graph = SavedModelGraph(folder / "bundle")
+
+    def texts(self, user, items, device=""):
+        """Returns the inputs of `rank` of one user; the retriever's list is unknown."""
+        texts = {
+            **{name: [[""]] for name in self.graph.signatures["rank"]},
+            "user_id": [user],
+            "item_id": [items],
+            "context_device": [[device]],
+        }
+        numbers = {"retriever_rank": [[-1.0]], "retriever_score": [[0.0]]}
+        inputs = {name: np.array(x, object) for name, x in texts.items()}
+        return inputs | {name: np.array(x, np.float32) for name, x in numbers.items()}
+
+    def by_hand(self, user, device=""):
+        """Returns the list of a user: the retriever's items in the order of the score."""
+        first = self.graph.ask("recommend", {
+            **{n: np.full((1, 1), b"", object) for n in self.graph.signatures["recommend"]},
+            "user_id": np.array([user], object), "exclude_seen": np.array([True]),
+        })  # fmt: skip
+        scores, items = first["scores"][0].astype(float), first["candidate_ids"][0].tolist()
+        assert len(items) == N_CANDIDATES
+        inputs = self.texts(user, items, device)
+        inputs["retriever_rank"] = np.arange(1, len(items) + 1, dtype=np.float32)[None]
+        normal = (scores - scores.mean()) / scores.std()
+        inputs["retriever_score"] = normal[None].astype(np.float32)
+        found = self.graph.ask("rank", inputs)
+        score = found["click"][0] * found["buy"][0] ** 0.5
+        np.testing.assert_allclose(found["score"][0], score, rtol=1e-5)
+        order = np.argsort(-score, kind="stable")[:K]
+        return [items[at].decode() for at in order], score[order]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("device", ["", "tv"])
+def test_lists_are_in_the_order_of_the_score(world, device):
+    for user in ("u1", "u2", "u3"):
+        found = world.bundle.recommend(user, k=K, context={"device": device})
+        ids, scores = world.by_hand(user, device)
+        assert [item.id for item in found] == ids
+        np.testing.assert_allclose([item.score for item in found], scores, rtol=1e-5)
+        assert found.stage == "ranker"
+
+
+def test_an_unknown_context_is_the_default(world):
+    asked = [{}, {"device": "radio"}, {"device": ""}, {"device": "tv"}]
+    lists = [world.bundle.recommend("u5", k=K, context=context).to_rows() for context in asked]
+    assert lists[0] == lists[1] == lists[2] != lists[3]
+
+
+def test_what_a_ranker_reads_of_the_list_changes_its_score(world):
+    inputs = world.texts("u1", ["i1", "i2"])
+    before = world.graph.ask("rank", inputs)
+    inputs["retriever_rank"] = np.array([[1.0, 12.0]], np.float32)
+    inputs["retriever_score"] = np.array([[2.0, -1.0]], np.float32)
+    after = world.graph.ask("rank", inputs)
+    assert np.abs(after["click"] - before["click"]).min() > 1e-5
+    ranked = world.bundle.rank("u1", ["i1", "i2"])
+    found = {item.id: item.scores["click"] for item in ranked}
+    np.testing.assert_allclose([found["i1"], found["i2"]], before["click"][0], rtol=1e-6)
+
+
+def test_another_ranker_than_that_of_training_is_refused(world):
+    assert "[R530] The buy of rank" in (world.folder / "refused.txt").read_text()
+    assert not (world.folder / "refused").exists()
+
+
+def test_a_ranker_that_was_left_out_is_not_in_the_bundle(world):
+    alone = SavedModelGraph(world.folder / "alone")
+    assert "rank" not in alone.signatures
+    assert recsys.load_bundle(world.folder / "alone").recommend("u1", k=3).stage == "retriever"
+
+
+def test_the_manifest_and_the_card_describe_both_stages(world):
+    manifest = read_manifest(world.folder / "bundle")
+    assert (manifest["answers"], manifest["k"]) == ("lists", K)
+    ranker = manifest["ranker"]
+    assert (ranker["labels"], ranker["candidates"]) == (["click", "buy"], N_CANDIDATES)
+    assert ranker["score"] == "click * buy ^ 0.5"
+    card = (world.folder / "bundle" / "MODEL_CARD.md").read_text()
+    assert "orders them by `click * buy ^ 0.5`" in card
+    assert "| `buy` | probability of both `click` and `buy` | temperature |" in card
+
+
+def test_a_file_of_users_gets_the_lists_of_the_pair(world, tmp_path, capsys):
+    publish(world.folder / "bundle", tmp_path / "serving" / "shop", 2)
+    (tmp_path / "users.txt").write_text("u1\nu2\nnobody\n")
+    out = tmp_path / "out.parquet"
+    words = ["--users", tmp_path / "users.txt", "--out", out, "--root", tmp_path, "-k", K]
+    assert run_main("recommend", *words, "--context", "device=tv", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unknown"] == 1
+    rows = pq.read_table(out).to_pylist()
+    assert [row["item_ids"] for row in rows[:2]] == [
+        world.by_hand(u, "tv")[0] for u in ("u1", "u2")
+    ]
+    assert len(rows[2]["item_ids"]) == K
+
+
+def test_a_pair_is_rolled_back_as_one_and_forgets_users_in_both_stages(world, tmp_path):
+    publish(world.folder / "alone", tmp_path, 3)
+    publish(world.folder / "bundle", tmp_path, 3)
+    done = forget_in_versions(tmp_path, Names({"u3"}), 3, lambda *_: None)
+    assert not done.failed
+    after = recsys.load_bundle(done.published)
+    before = world.bundle.recommend("u4", k=K)
+    assert after.recommend("u4", k=K) == before
+    assert not after.recommend("u3", k=K).known
+    assert not after.rank("u3", ["i1"]).known
+    rollback(tmp_path)
+    assert recsys.load_bundle(latest(tmp_path)).recommend("u4", k=K).stage == "retriever"
