@@ -17,6 +17,7 @@ import jinja2
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.fingerprint import source_version, version_text
+from recsys.pair.folder import ranker_of
 from recsys.system.files import digest_of_files
 from recsys.system.manifest import manifest_digest
 
@@ -64,12 +65,12 @@ def describe_origin(
             `recsys export`.
 
     Returns:
-        `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint), `base`
-        (the model that its training continued from), `evaluation`, `source` (of `training` and
-        `export`, what `source_version` returned there).
+        `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint), `ranker`
+        (that of a pair's), `base` (the model that its training continued from), `evaluation`,
+        `source` (of `training` and `export`, what `source_version` returned there).
     """
     training = json.loads((model / "training.json").read_text(encoding="utf-8"))
-    base = training.get("warm_start")
+    base, ranker = training.get("warm_start"), ranker_of(model)
     return {
         "format": FORMAT,
         "data": data,
@@ -78,6 +79,7 @@ def describe_origin(
             for name in ("users", "items")
         },
         "model": model_fingerprint(model),
+        **({} if ranker is None else {"ranker": model_fingerprint(ranker)}),
         "base": None if base is None else {n: base[n] for n in _OF_BASE if n in base},
         "evaluation": None if evaluation is None else _evaluation(evaluation),
         "source": {"training": training.get("source"), "export": source_version()},

@@ -24,6 +24,7 @@ from recsys.pair.config import RankerConfig
 from recsys.pair.folder import RANKER, read_pair
 from recsys.pair.lists import UNKNOWN, list_features
 from recsys.pair.parity import PairReference
+from recsys.registry.file_option import IN_FOLDER
 from recsys.savedmodel.signatures import (
     LIST_PADDING,
     LIST_RANK,
@@ -150,6 +151,7 @@ class PairServing(ServingSide):
         fields |= {name: {**ranker.pop(name), **fields[name]} for name in ("context", "history")}
         users = [*dict.fromkeys([*fields["user_columns"], *ranker.pop("user_columns")])]
         del ranker["counts"]
+        ranker["config"] = self.ranking.saved.stage.model_dump(mode="json", context=IN_FOLDER)
         score = self.pair.score or ranker["labels"][0]
         return {
             **fields,

@@ -2,6 +2,7 @@
 
 served_model      `Retriever` and `Scorer`: one way to answer, for all of them
 label_scorer      `LabelScorer`: predicts the labels of given items
+pair              `Pair`: a retriever whose candidates a ranker orders
 opening           opens a bundle of any kind
 catalogue_search  users and items by name; filters by features
 recommendations   `load_bundle`: answers in Python, with tables for notebooks
@@ -14,7 +15,7 @@ rank_file         a file of users with items in; a file of rankings out
 service           the process: sockets, signals, the watcher of new versions
 app               all routes together, the page, and the checks before them
 tf_serving        the REST API of TensorFlow Serving
-rank_api          rankings of given items, over REST and gRPC
+rank_api          recommendations and rankings of given items, over REST and gRPC
 served_log        the log of what was served
 open_inference    the Open Inference protocol, over REST and gRPC
 grpc_server       the gRPC services

@@ -90,6 +90,7 @@ class Pair(Retriever):
     Attributes:
         count: Called with what ordered lists and their number: `ranker`, or `late` or `failed` if
             that is the retriever. It is set in a server, where ranking has a deadline.
+        n_candidates: Number of items that the ranker orders.
     """
 
     joined = frozenset()  # Ranking takes most of the time, and doesn't gain from it.
@@ -105,6 +106,7 @@ class Pair(Retriever):
         super().__init__(graph, catalogue, *arguments, **named)
         self._first = Retriever(graph, catalogue, *arguments, **named)
         self._second = second
+        self.n_candidates = min(second.candidates, int(catalogue.is_item.sum()))
         self.count: Callable[[str, int], None] | None = None
         labels = (SCORE, *second.labels)
         self._scorer = LabelScorer(graph, self.bundle, labels, self.events, catalogue)
@@ -148,8 +150,7 @@ class Pair(Retriever):
         """
         check_k(k, self.max_k)
         inputs = self._with_rules(inputs)
-        n = max(k, min(self._second.candidates, int(self.catalogue.is_item.sum())))
-        found = self._retrieved(inputs, n, is_batch=is_batch)
+        found = self._retrieved(inputs, max(k, self.n_candidates), is_batch=is_batch)
         predicted = self._predicted(inputs, found, is_batch=is_batch)
         stage = RETRIEVER if predicted is None else RANKER
         predicted = predicted or {}

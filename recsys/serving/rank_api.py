@@ -1,24 +1,31 @@
-"""Rankings of given items, over REST and gRPC, from raw ids and raw columns."""
+"""Recommendations, and rankings of given items, from raw ids and raw columns.
+
+Both are over REST; rankings over gRPC, too.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import pydantic
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from recsys.bundles.bundle import check_answers
 from recsys.errors import UsageError
+from recsys.savedmodel.signatures import SCORE
 from recsys.serving.label_scorer import LabelScorer, RankedItems, RankQuery
 from recsys.serving.open_inference import message_class
 from recsys.serving.page_api import Id, invalid
 from recsys.serving.predictor import Predictor
+from recsys.serving.recommendations import LoadedBundle
 from recsys.serving.requests import as_json, too_large
-from recsys.serving.served_model import EVENT_ITEM, ServedModel, normal_id
+from recsys.serving.served_model import EVENT_ITEM, ServedModel, normal_id, text_of
 
 _Id = Id | int
 
@@ -59,24 +66,48 @@ class RankRequest(pydantic.BaseModel):
     """Id of what is shown, for the log; by default a new one."""
 
 
-_BODY = {
-    "required": True,
-    "content": {"application/json": {"schema": RankRequest.model_json_schema()}},
-}
+class ListRequest(pydantic.BaseModel):
+    """A request to recommend items to a user."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    user: _Id = ""
+    """Id of the user; empty: none."""
+    k: Annotated[int, pydantic.Field(ge=1)] = 10
+    """Number of items."""
+    context: _Values = {}
+    """Values of the query by raw column of events."""
+    history: Annotated[list[_Id | _Values], pydantic.FailFast()] = []
+    """As in a request to rank items."""
+    features: dict[Id, Id | list[Id]] = {}
+    """Raw values of the user by column, in place of the stored features."""
+    exclude: Annotated[list[_Id], pydantic.FailFast()] = []
+    """Ids of items to exclude."""
+    filters: dict[Id, Id | list[Id]] = {}
+    """Values by feature; an item has one of each feature's."""
+    exclude_seen: bool | None = None
+    """Whether to exclude seen items; by default true, unless the model's `repeats` is `include`."""
+    impression: Id | None = None
+    """Id of what is shown, for the log; by default a new one."""
+
+
+def _body(kind: type[pydantic.BaseModel]) -> dict[str, Any]:
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def router(predictor: Predictor) -> APIRouter:
     """Returns the routes below `/v1/models`; each takes a version in its path or as a parameter."""
     routes = APIRouter(prefix="/v1/models", tags=["ranking"])
 
-    @routes.post("/{name}:rank", openapi_extra={"requestBody": _BODY})
-    @routes.post("/{name}/versions/{version}:rank", openapi_extra={"requestBody": _BODY})
+    @routes.post("/{name}:rank", openapi_extra=_body(RankRequest))
+    @routes.post("/{name}/versions/{version}:rank", openapi_extra=_body(RankRequest))
     async def rank(request: Request, name: str, version: str = "") -> Response:
         """Return items in the order of the first label's predictions."""
         body = await request.body()
 
         def answer() -> bytes:
-            model, wish = predictor.pool.find(name, version), read_request(body)
+            model, wish = predictor.pool.find(name, version), read_request(RankRequest, body)
             query = RankQuery(
                 normal_id(str(wish.user)),
                 [normal_id(str(id_)) for id_ in wish.items],
@@ -92,17 +123,32 @@ def router(predictor: Predictor) -> APIRouter:
 
         return Response(await predictor.work.run(answer), media_type="application/json")
 
+    @routes.post("/{name}:recommend", openapi_extra=_body(ListRequest))
+    @routes.post("/{name}/versions/{version}:recommend", openapi_extra=_body(ListRequest))
+    async def recommend(request: Request, name: str, version: str = "") -> Response:
+        """Return the best items for a user."""
+        body = await request.body()
+
+        def answer() -> bytes:
+            model, wish = predictor.pool.find(name, version), read_request(ListRequest, body)
+            return json.dumps(recommend_and_log(predictor, model, wish)).encode()
+
+        return Response(await predictor.work.run(answer), media_type="application/json")
+
     return routes
 
 
-def read_request(body: bytes) -> RankRequest:
+_Request = TypeVar("_Request", bound=pydantic.BaseModel)
+
+
+def read_request(kind: type[_Request], body: bytes) -> _Request:
     """Returns the request in a body.
 
     Raises:
         HttpError: A field is missing, unknown or invalid (422); it is named.
     """
     try:
-        return RankRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(["body", *(str(part) for part in first["loc"])])
@@ -127,6 +173,37 @@ def rank_and_log(
     if predictor.log is None:
         return ranked, None
     return ranked, predictor.log.add(query, ranked, model.version, impression)
+
+
+def recommend_and_log(
+    predictor: Predictor, model: ServedModel, wish: ListRequest
+) -> dict[str, Any]:
+    """Returns the fields of an answer to a request for recommendations, which is logged.
+
+    Raises:
+        UsageError: As `LoadedBundle.recommend`.
+    """
+    options = wish.model_dump(exclude={"user", "impression"})
+    found = LoadedBundle(model).recommend(wish.user, **options)
+    fields = {"version": model.version, "known": found.known, "source": found.source}
+    items = [dataclasses.asdict(item) for item in found]
+    fields |= {"stage": found.stage, "items": items}
+    if isinstance(scorer := model.scorer, LabelScorer):
+        given = {name: [text_of(value)] for name, value in wish.context.items()}
+        replaced = dict(zip(("missing", "unknown"), scorer.defaults(given), strict=True))
+        for reason, columns in replaced.items():
+            predictor.pool.metrics.context_defaults(reason, columns)
+        fields |= replaced
+    if predictor.log is not None:
+        query = RankQuery(found.user_id, [item.id for item in found], context=wish.context)
+        scores = [{SCORE: item.score, **item.scores} for item in found]
+        names = scores[0] if scores else ()
+        columns = {name: np.array([one[name] for one in scores]) for name in names}
+        places, known = np.arange(len(scores)), np.ones(len(scores), bool)
+        ranked = RankedItems(places, columns, found.known, known, {}, {})
+        impression = predictor.log.add(query, ranked, model.version, wish.impression)
+        fields |= {} if impression is None else {"impression": impression}
+    return fields
 
 
 def label_scorer(model: ServedModel) -> LabelScorer:
