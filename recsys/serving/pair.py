@@ -7,6 +7,7 @@ If it is late or fails, the retriever's order is kept.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import logging
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
 
 from recsys.errors import UsageError
 from recsys.pair.lists import normalised
@@ -244,44 +245,11 @@ class Pair(Retriever):
         """Returns the indices of the best items of one query, the best first, at most `k`."""
         second, n = self._second, int((rows > 0).sum())
         groups = [
-            (self._values[feature].groups(rows[:n]), most)
-            for feature, most in second.max_per_value.items()
+            (self.catalogue.features[name].take(pa.array(rows[:n] - 1)).to_pylist(), most)
+            for name, most in second.max_per_value.items()
         ]
-        vectors = None
-        if second.diversity:
-            vectors = self.catalogue.directions(rows[:n])
+        vectors = self.catalogue.directions(rows[:n]) if second.diversity else None
         return diverse(scores[:n], k, second.diversity, vectors, groups)
-
-    @functools.cached_property
-    def _values(self) -> dict[str, FeatureValues]:
-        """Values of the features that cap the list."""
-        features = self.catalogue.features
-        return {name: FeatureValues.of(features[name]) for name in self._second.max_per_value}
-
-
-@dataclasses.dataclass(frozen=True)
-class FeatureValues:
-    """The values of a feature of the items, as numbers.
-
-    Attributes:
-        offsets: Start of the values of each item row from 1 on, and the end `[item rows]`.
-        numbers: The values of all items.
-    """
-
-    offsets: np.ndarray
-    numbers: np.ndarray
-
-    @classmethod
-    def of(cls, column: Any) -> FeatureValues:
-        """Returns the values of lists of texts."""
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-        encoded = column.flatten().dictionary_encode()
-        return cls(np.concatenate([[0], np.cumsum(lengths)]), encoded.indices.to_numpy())
-
-    def groups(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Returns the values of each of some item rows."""
-        bounds = self.offsets[rows - 1], self.offsets[rows]
-        return [self.numbers[start:end] for start, end in zip(*bounds, strict=True)]
 
 
 def diverse(
@@ -289,7 +257,7 @@ def diverse(
     k: int,
     diversity: float,
     vectors: np.ndarray | None,
-    groups: Sequence[tuple[list[np.ndarray], int]],
+    groups: Sequence[tuple[list[list[str]], int]],
 ) -> np.ndarray:
     """Returns the indices of up to `k` items, the best first; ties go to the lower index.
 
@@ -309,25 +277,16 @@ def diverse(
     low, high = (scores.min(), scores.max()) if len(scores) else (0.0, 0.0)
     gain = (1 - diversity) * (scores.astype(np.float64) - low) / ((high - low) or 1.0)
     closest, chosen = np.zeros(len(scores)), list[int]()
-    members = [(_members(values), values, most, dict[int, int]()) for values, most in groups]
+    counts = [collections.Counter[str]() for _ in groups]
     while len(chosen) < k and np.isfinite(gain).any():
         best = int(np.argmax(gain - diversity * closest))
         chosen.append(best)
         gain[best] = -np.inf
         if vectors is not None:
             np.maximum(closest, vectors @ vectors[best], out=closest)
-        for having, values, most, counts in members:
-            for value in values[best].tolist():
-                counts[value] = counts.get(value, 0) + 1
-                if counts[value] == most:
-                    gain[having[value]] = -np.inf
+        for (values, most), count in zip(groups, counts, strict=True):
+            count.update(values[best])
+            full = {value for value in values[best] if count[value] >= most}
+            if full:
+                gain[[not full.isdisjoint(of_item) for of_item in values]] = -np.inf
     return np.array(chosen, int)
-
-
-def _members(values: list[np.ndarray]) -> dict[int, list[int]]:
-    """Returns the indices of the items that have each value."""
-    members: dict[int, list[int]] = {}
-    for number, of_item in enumerate(values):
-        for value in of_item.tolist():
-            members.setdefault(value, []).append(number)
-    return members

@@ -1,5 +1,6 @@
 """A served pair: its lists, and what it does if the ranker is late."""
 
+import json
 import threading
 
 import numpy as np
@@ -10,9 +11,12 @@ import requesting
 from pair_graph import N_USERS, by_hand, candidates, make_pair
 from serving import FakeRecommender, Running
 
+from recsys.config import InteractionColumns, InteractionsConfig
+from recsys.data.served_log import log_files
 from recsys.errors import RecsysError, UsageError
 from recsys.serving.recommendations import LoadedBundle
 from recsys.serving.requests import Limits
+from recsys.serving.served_log import ServedLog
 
 
 def ids(answer):
@@ -119,7 +123,39 @@ def test_signatures_of_a_pair_are_served(server):
     body = {"user": "u1", "items": ["i9", "i3"], "context": {"device": "radio"}}
     answer = server.predict(body, "/v1/models/m:rank").json()
     assert answer["labels"] == ["score", "click", "like"]
-    assert answer["missing"] == {}
+
+
+def test_recommend_takes_raw_ids_and_columns(server):
+    body = {"user": "u1", "k": 5, "context": {"device": "tv"}, "filters": {"stock": ["yes"]}}
+    answer = server.predict(body, "/v1/models/m:recommend").json()
+    assert [item["id"] for item in answer["items"]] == by_hand(1, 5, -1.0, only=["yes"])
+    assert (answer["version"], answer["stage"], answer["missing"]) == (2, "ranker", {})
+    assert [*answer["items"][0]["scores"]] == ["retriever", "click", "like"]
+    for change, status, said in (({"k": 0}, 422, "body.k"), ({"context": {"x": 1}}, 400, "'x'")):
+        answer = server.predict({**body, **change}, "/v1/models/m:recommend")
+        assert (answer.status_code, said in answer.json()["error"]) == (status, True)
+
+
+def test_lists_are_logged_with_the_scores_of_both_stages(tmp_path):
+    names = {"user": "who", "item": "what", "timestamp": "at", "impression": "shown"}
+    columns = InteractionColumns(**names, position="slot")
+    config = InteractionsConfig(files="none", columns=columns)
+    body = {"user": "u1", "k": 3, "context": {"device": "tv"}, "impression": "mine"}
+
+    def log(metrics):
+        return ServedLog(tmp_path, config, 1, 1, metrics)
+
+    with Running(versions=(2,), kind=make_pair, log=log) as running:
+        answer = running.predict(body, "/v1/models/m:recommend").json()
+        running.log.close()
+    rows = [json.loads(line) for line in log_files(tmp_path)[0].read_text().splitlines()]
+    found = [(row["what"], row["shown"], row["slot"], row["device"]) for row in rows]
+    items = [item["id"] for item in answer["items"]]
+    assert found == [(id_, "mine", place, "tv") for place, id_ in enumerate(items)]
+    for row, item in zip(rows, answer["items"], strict=True):
+        assert row["served_scores"] == pytest.approx(
+            {"score": item["score"], **item["scores"]}, abs=1e-6
+        )
 
 
 def test_older_bundles_are_served_beside_a_pair(server):
