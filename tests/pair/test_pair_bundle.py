@@ -54,6 +54,7 @@ class World:
         first = self.graph.ask("recommend", {
             **{n: np.full((1, 1), b"", object) for n in self.graph.signatures["recommend"]},
             "user_id": np.array([user], object), "exclude_seen": np.array([True]),
+            "context_device": np.array([[device]], object),
         })  # fmt: skip
         scores, items = first["scores"][0].astype(float), first["candidate_ids"][0].tolist()
         assert len(items) == N_CANDIDATES
