@@ -198,9 +198,9 @@ def recommend_and_log(
         query = RankQuery(found.user_id, [item.id for item in found], context=wish.context)
         scores = [{SCORE: item.score, **item.scores} for item in found]
         names = scores[0] if scores else ()
-        columns = {name: np.array([one[name] for one in scores]) for name in names}
+        by_label = {name: np.array([one[name] for one in scores]) for name in names}
         places, known = np.arange(len(scores)), np.ones(len(scores), bool)
-        ranked = RankedItems(places, columns, found.known, known, {}, {})
+        ranked = RankedItems(places, by_label, found.known, known, {}, {})
         impression = predictor.log.add(query, ranked, model.version, wish.impression)
         fields |= {} if impression is None else {"impression": impression}
     return fields

@@ -11,7 +11,7 @@ import requesting
 from pair_graph import N_USERS, by_hand, candidates, make_pair
 from serving import FakeRecommender, Running
 
-from recsys.config import InteractionColumns, InteractionsConfig
+from recsys.config import InteractionColumns, InteractionsConfig, LabelConfig
 from recsys.data.served_log import log_files
 from recsys.errors import RecsysError, UsageError
 from recsys.serving.recommendations import LoadedBundle
@@ -139,7 +139,8 @@ def test_recommend_takes_raw_ids_and_columns(server):
 def test_lists_are_logged_with_the_scores_of_both_stages(tmp_path):
     names = {"user": "who", "item": "what", "timestamp": "at", "impression": "shown"}
     columns = InteractionColumns(**names, position="slot")
-    config = InteractionsConfig(files="none", columns=columns)
+    labels = {"click": LabelConfig(column="click", at_least=1.0)}
+    config = InteractionsConfig(files="none", columns=columns, labels=labels)
     body = {"user": "u1", "k": 3, "context": {"device": "tv"}, "impression": "mine"}
 
     def log(metrics):
