@@ -121,7 +121,7 @@ def test_a_warm_start_goes_on(data, tmp_path):
 
 @pytest.mark.faults
 def test_a_killed_training_of_two_processes_ends_with_the_same_bits(data, tmp_path):
-    options = stage(epochs=6, negative_share=0.5, checkpoint={"every_steps": 5})
+    options = stage(epochs=6, negative_share=0.5, checkpoint={"every_steps": 5}, validation=None)
     runs = [Run(tmp_path / name, data.folder, options, processes=2) for name in ("a", "b")]
     runs[0].finish()
     process = runs[1].start_until(8)
