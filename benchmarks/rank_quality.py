@@ -12,6 +12,10 @@ on, 10 % choose settings, 10 % are judged, split three ways:
 `--data synth` is a world of impressions whose probabilities are known (`recsys synth
 --impressions`), split by time; `share of Bayes` is the way from a constant's AUC to the optimum's.
 
+Ours is judged as of the cut, like the peers, which learn nothing from the judged part. It reads the
+histories of labelled events, or with `without histories` just the peers' features; `on statistics`
+it is judged live, event by event, as LightGBM on statistics is.
+
 Peers run under `uv run --script`; `--peers fuxictr` needs a clone of github.com/reczoo/FuxiCTR in
 `--fuxictr`, since its models aren't in its wheel.
 """
@@ -252,7 +256,9 @@ def films(source: Path, folder: Path, *, split: str) -> World:
     ]
     _write(folder / "items.csv", ["item", "title", "genres", "year"], films)
     (folder / "ours.yaml").write_text(_FILMS)
-    (folder / "ours on statistics.yaml").write_text(_FILMS.replace(_HOUR, _STATISTICS + _HOUR))
+    (folder / "ours without histories.yaml").write_text(_FILMS + "model: {history: 0}\n")
+    with_statistics = _FILMS.replace(_HOUR, _STATISTICS + _HOUR) + _LIVE
+    (folder / "ours on statistics.yaml").write_text(with_statistics)
     return World(RankCase(label, part, order, tokens), folder)
 
 
@@ -357,6 +363,9 @@ _STATISTICS = """\
       - {name: item_rate, kind: mean, label: like, by: item, prior: 5, as: dense}
       - {name: genre_rate, kind: mean, label: like, by: [user, genres], prior: 5, as: dense}
       - {name: last_likes, kind: last, label: like, length: 5}
+"""
+_LIVE = """\
+evaluate: {state: live}
 """
 _FILMS = f"""\
 name: rank-quality

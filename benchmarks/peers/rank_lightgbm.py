@@ -22,8 +22,8 @@ def columns_of(case: RankCase, statistics: bool) -> tuple[scipy.sparse.csr_matri
     singles = {name: rows for name, rows in case.tokens.items() if rows.ndim == 1}
     if statistics:
         singles = {name: of for name, of in singles.items() if name not in ("user", "item")}
-    parts = [np.column_stack([*singles.values()]).astype(np.float32)]
-    parts += [case.statistics.astype(np.float32)] if statistics else []
+    numbers = [np.column_stack([*singles.values()])] + [case.statistics] * statistics
+    parts = [scipy.sparse.csr_matrix(of.astype(np.float32)) for of in numbers]
     for rows in (rows for rows in case.tokens.values() if rows.ndim == 2):
         row, place = np.nonzero(rows)
         entries = np.ones(len(row), np.float32), (row, rows[row, place])

@@ -71,6 +71,10 @@ class Temperature(Strict):
         """Returns the probability of each row `[rows]` float64."""
         return _sigmoid(self.scale * np.asarray(logit, np.float64) + self.bias)
 
+    def halved(self) -> Self:
+        """Returns the map that changes log odds by half as much."""
+        return type(self)(scale=(1 + self.scale) / 2, bias=self.bias / 2)
+
 
 class Isotonic(Strict):
     """The non-decreasing function of the log odds with the least squared error.
@@ -125,6 +129,12 @@ class Isotonic(Strict):
     def apply(self, logit: ArrayLike) -> Floats:
         """Returns the probability of each row `[rows]` float64."""
         return np.interp(np.asarray(logit, np.float64), self.logit, self.probability)
+
+    def halved(self) -> Self:
+        """Returns the map that changes the log odds of its points by half as much."""
+        own, p = np.asarray(self.logit), np.asarray(self.probability)
+        halved = _sigmoid((own + np.log(p) - np.log1p(-p)) / 2)
+        return type(self)(logit=self.logit, probability=tuple(halved.tolist()))
 
 
 Calibration = Temperature | Isotonic

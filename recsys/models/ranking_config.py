@@ -46,7 +46,7 @@ class RankingConfig(QueryConfig):
     id_dropout: Dropout = 0.0
     """Share of ids that training replaces by the unknown id; at 0 an unknown id has no effect
     [0..1)."""
-    new_user_share: Dropout = 0.0
+    new_user_share: Dropout = 0.1
     """Share of training examples that are trained as new users, without id, history and statistics
     of the user [0..1)."""
     history: NonNegativeInt = 20

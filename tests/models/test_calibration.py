@@ -90,6 +90,14 @@ def test_few_rows_give_finite_maps_that_never_decrease(kind, logit, label):
 
 
 @KINDS
+def test_a_halved_map_changes_log_odds_by_half(kind):
+    fitted = kind.fit(*rows_of(500, seed=6))
+    at = np.asarray(getattr(fitted, "logit", np.linspace(-3, 3, 13)))
+    once, half = (of.apply(at) for of in (fitted, fitted.halved()))
+    np.testing.assert_allclose(np.log(half / (1 - half)), (at + np.log(once / (1 - once))) / 2)
+
+
+@KINDS
 def test_the_state_is_json(kind):
     fitted = kind.fit(*rows_of(500, seed=5))
     read = kind.model_validate_json(fitted.model_dump_json())

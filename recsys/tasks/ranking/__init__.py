@@ -38,8 +38,8 @@ class Ranking(Task):
         "batch_size": 512,
         "epochs": 20,
         "table_optimizer": {"type": "lazy_adam"},
-        "table_learning_rate": 0.001,
-        "tower_learning_rate": 0.0005,
+        "table_learning_rate": 0.002,
+        "tower_learning_rate": 0.001,
         "calibration": "temperature",
         "validation": {"share": 0.1, "metric": "log_loss", "max_queries": 200_000, "refit": True},
     }

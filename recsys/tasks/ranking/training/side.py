@@ -155,8 +155,13 @@ class RankingTraining(TrainingSide):
         return None
 
     def take_over(self, model: RankingModel, validated: RankingModel) -> None:
-        """Gives a model that is trained anew on all rows the calibration of `validated`."""
-        model.set_calibration(validated.calibration)
+        """Gives a model that is trained anew on all rows the calibration of `validated`, halved.
+
+        It has learned the rows that the calibration was fitted on, and so a part of what that
+        corrects.
+        """
+        maps = validated.calibration
+        model.set_calibration({name: one.halved() for name, one in maps.items()})
 
     def write(self, folder: Path, model: RankingModel) -> None:
         """Writes the calibration, and rows with scores that an export must reproduce."""
