@@ -159,7 +159,7 @@ class DlrmConfig(FieldRankerConfig):
 class DcnV2Config(FieldRankerConfig):
     """Crosses of features, and layers (DCN-v2: Wang et al., WWW 2021)."""
 
-    crosses: PositiveInt = 2
+    crosses: PositiveInt = 1
     """Number of cross layers: n make products of up to n + 1 features."""
     rank: PositiveInt | None = None
     """Rank of the matrices of the cross layers; `null`: full matrices."""
