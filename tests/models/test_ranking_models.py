@@ -87,7 +87,7 @@ def dcn_v2(w, x, row):
 
 
 def test_dcn_v2_equals_numpy_up_to_the_joint_probability():
-    model = build(spec_of(type="dcn_v2"))
+    model = build(spec_of(type="dcn_v2", crosses=2))
     x = rows(model)
     model.set_amounts({"watch": np.array([10.0, np.nan, 30.0])})
     found = run(model, "predict_labels", x)
