@@ -150,7 +150,7 @@ class Trainer:
         other = type(model).from_config(stage, data, seed=model.seed)
         validated = _Fit(self, other, data).run()
         epochs = validated.best_epochs
-        note_on_primary(f"Trains anew on all events, also those held back, for {epochs} epochs.")
+        note_on_primary(f"Trains anew on all events, also those held back; epochs: {epochs}.")
         side = side_of(stage.model, "training")(stage, data.store, validated.inputs)
         side.take_over(model, other)
         validated = dataclasses.replace(validated, model=model)
