@@ -22,8 +22,8 @@ Of ranking, each a `ScoreLoss`:
 - `Pairwise`: logistic loss of the pairs in an impression.
 - `Listwise`: softmax over an impression.
 
-`sum_over_labels` adds up the losses of several labels; `joint_logits` and `joint_labels` are of
-labels given others; `thinned_logits` corrects for thinned negatives.
+`sum_over_labels` adds up the losses of several labels; `joint_logits`, `joint_labels` and
+`joint_weights` are of labels given others; `thinned_logits` corrects for thinned negatives.
 
 `train.loss` chooses one.
 """
@@ -32,6 +32,7 @@ from recsys.losses.contrastive import CosineContrastive as CosineContrastive
 from recsys.losses.contrastive import cosine_contrastive as cosine_contrastive
 from recsys.losses.labels import joint_labels as joint_labels
 from recsys.losses.labels import joint_logits as joint_logits
+from recsys.losses.labels import joint_weights as joint_weights
 from recsys.losses.labels import sum_over_labels as sum_over_labels
 from recsys.losses.labels import thinned_logits as thinned_logits
 from recsys.losses.loss import CandidateSharing as CandidateSharing

@@ -60,6 +60,39 @@ def joint_labels(
     return {name: joint(name) for name in labels}
 
 
+def joint_weights(
+    labels: Mapping[str, keras.KerasTensor],
+    given: Mapping[str, str],
+    weights: Mapping[str, keras.KerasTensor],
+) -> dict[str, keras.KerasTensor]:
+    """Returns the weights of rows for `joint_labels`, some of which are unknown.
+
+    Without a click it is known that there is no purchase; with one, it may be unknown, and the row
+    is left out. So that purchases don't become rarer, the rows without a click get the weight of
+    the share of clicks of which it is known.
+
+    Args:
+        labels: Labels `[batch]` by name; NaN if unknown.
+        given: For each label that depends on another one, the other one.
+        weights: Weight of each row `[batch]` by label.
+    """
+    from keras import ops
+
+    joint = joint_labels(labels, given)
+
+    def factor(name: str) -> Any:
+        if name not in given:
+            return 1.0
+        first = given[name]
+        of_yes = ops.where(joint[first] == 1.0, weights[first], 0.0)
+        of_known = ops.sum(ops.where(ops.isnan(labels[name]), 0.0, of_yes))
+        of_all = ops.sum(of_yes)
+        share = ops.where(of_all > 0, of_known / ops.where(of_all > 0, of_all, 1.0), 1.0)
+        return ops.where(joint[first] == 0.0, factor(first) * share, 1.0)
+
+    return {name: weights[name] * factor(name) for name in labels}
+
+
 def sum_over_labels(
     losses: Mapping[str, ScoreLoss],
     logits: Mapping[str, keras.KerasTensor],

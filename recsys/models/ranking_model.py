@@ -11,7 +11,14 @@ from keras import ops
 
 from recsys import registry
 from recsys.errors import RecsysError, UsageError
-from recsys.losses import Squared, joint_labels, joint_logits, sum_over_labels, thinned_logits
+from recsys.losses import (
+    Squared,
+    joint_labels,
+    joint_logits,
+    joint_weights,
+    sum_over_labels,
+    thinned_logits,
+)
 from recsys.losses.batch import check_scalar, described
 from recsys.losses.loss import TrainOptions
 from recsys.losses.score_loss import ScoreLoss
@@ -370,7 +377,9 @@ class RankingModel(HistoryLookups, makes_layers=False):
             if corrected:
                 scores[first] = thinned_logits(scores[first], x["log_rate"])
         joint = joint_logits({name: x for name, x in scores.items() if name in yes_or_no}, given)
-        joint_of = joint_labels({name: labels[name] for name in joint}, given)
+        own = {name: labels[name] for name in joint}
+        joint_of = joint_labels(own, given)
+        weights |= joint_weights(own, given, weights)
         losses: dict[str, ScoreLoss] = {}
         for number, name in enumerate(self.label_names):
             losses[name] = self.training_loss

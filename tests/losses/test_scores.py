@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from softmax_reference import assert_close
 
+from recsys.data.label_config import LabelConfig
 from recsys.errors import RecsysError
 from recsys.losses import (
     Binary,
@@ -18,9 +19,11 @@ from recsys.losses import (
     Squared,
     joint_labels,
     joint_logits,
+    joint_weights,
     sum_over_labels,
     thinned_logits,
 )
+from recsys.tasks.ranking.rows import joint_labels as joint_rows
 
 LOSSES = [Binary(), Squared(), Pairwise(), Listwise()]
 EACH = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__.lower())
@@ -200,6 +203,33 @@ def test_joint_labels_are_no_without_the_label_that_they_need():
     np.testing.assert_array_equal(found["buy"], [0, 0, 1, nan, 0])
     np.testing.assert_array_equal(found["review"], [0, 0, 1, 0, 0])
     np.testing.assert_array_equal(found["click"], labels["click"])
+
+
+@pytest.mark.parametrize("of", ["loss", "rows"])
+def test_unknown_labels_given_others_do_not_make_them_rare(of):
+    """The weighted mean of what is known is the true probability, whatever share is hidden."""
+    rng, n = np.random.default_rng(0), 200_000
+    click = (rng.random(n) < 0.3) * 1.0
+    buy = click * (rng.random(n) < 0.4)
+    review = buy * (rng.random(n) < 0.5)
+    hidden, gone = (rng.random(n) < share for share in (0.4, 0.7))
+    own = {"click": click, "buy": np.where((click == 0) | hidden, np.nan, buy)}
+    own["review"] = np.where((np.nan_to_num(own["buy"]) == 0) | gone, np.nan, review)
+    weight = rng.uniform(0.5, 1.5, n)
+    if of == "loss":
+        labels, weights = (
+            joint_labels(own, GIVEN),
+            joint_weights(own, GIVEN, dict.fromkeys(own, weight)),
+        )
+    else:
+        configs = {x: LabelConfig(column=x, at_least=1, given=GIVEN.get(x)) for x in own}
+        labels, factors = joint_rows(own, configs, weight)
+        weights = {name: weight * factors.get(name, 1.0) for name in own}
+    for name, true in (("click", 0.3), ("buy", 0.12), ("review", 0.06)):
+        y, w = np.asarray(labels[name], float), np.asarray(weights[name], float)
+        is_known = ~np.isnan(y)
+        found = np.average(y[is_known], weights=w[is_known])
+        assert found == pytest.approx(true, rel=0.03), name
 
 
 def test_losses_of_labels_are_summed_by_their_weights():

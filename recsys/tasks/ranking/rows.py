@@ -21,6 +21,7 @@ from recsys.data.event_log import (
     newest_first,
     split_sorted,
 )
+from recsys.data.label_config import LabelConfig
 from recsys.data.row_log import RowLog
 from recsys.data.store import InteractionStore, LogUsers
 from recsys.errors import RecsysError
@@ -295,6 +296,35 @@ def known(label: np.ndarray) -> np.ndarray:
     """Returns labels `[n]` float32; NaN if unknown, which is -1 for a yes/no label."""
     values = label.astype(np.float32)
     return values if label.dtype.kind == "f" else np.where(label < 0, np.float32("nan"), values)
+
+
+def joint_labels(
+    labels: Mapping[str, np.ndarray],
+    configs: Mapping[str, LabelConfig],
+    weight: np.ndarray | None,
+) -> tuple[Read, Read]:
+    """Returns yes/no labels given nothing, and factors of the weights of rows by label.
+
+    They are what `recsys.losses.joint_labels` and `joint_weights` are: a label is 0 if the one that
+    it is given is 0, and such rows weigh less if it is unknown in others.
+
+    Args:
+        labels: Labels by name `[n]`, NaN if unknown, each after its `given`.
+        configs: Configs of the labels.
+        weight: Weight of each row `[n]`; None: ones.
+    """
+    joint, factors = {**labels}, dict[str, np.ndarray]()
+    for name, own in labels.items():
+        given = configs[name].given
+        if given not in joint or configs[name].is_amount:
+            continue
+        is_no, is_yes = joint[given] == 0.0, joint[given] == 1.0
+        joint[name] = np.where(is_no, own.dtype.type(0), own)
+        of_yes = np.ones(is_yes.sum()) if weight is None else weight[is_yes]
+        share = of_yes @ ~np.isnan(own[is_yes]) / of_yes.sum() if len(of_yes) else 1.0
+        if share < 1 or given in factors:
+            factors[name] = np.where(is_no, factors.get(given, 1.0) * share, 1.0)
+    return joint, factors
 
 
 def model_inputs(read: Read, inputs: ModelInputs, config: Any) -> Read:

@@ -185,8 +185,9 @@ class OneHots:
 def _known(data: LabelledRows, label: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the indices of rows with a known label, their labels, and their weights."""
     is_known = np.flatnonzero(~np.isnan(data.labels[label]))
-    weight = np.ones(len(is_known)) if data.weight is None else data.weight[is_known]
-    return is_known, data.labels[label][is_known], weight
+    weight = data.weight_of(label)
+    of_known = np.ones(len(is_known)) if weight is None else weight[is_known]
+    return is_known, data.labels[label][is_known], of_known
 
 
 def _means(data: LabelledRows) -> dict[str, float]:

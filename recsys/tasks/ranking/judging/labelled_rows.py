@@ -11,7 +11,7 @@ import numpy as np
 from recsys.data.label_config import LabelConfig
 from recsys.data.row_log import RowLog
 from recsys.metrics.scores import LabelKind, ScoredRows
-from recsys.tasks.ranking.rows import Rows, known, model_inputs
+from recsys.tasks.ranking.rows import Rows, joint_labels, known, model_inputs
 
 NEGATIVES = 4
 """Number of items drawn for each row with label 1, if no row has label 0."""
@@ -47,6 +47,7 @@ class LabelledRows:
         user: Index of each row's user in the part `[n]`.
         labels: Labels by name `[n]` float64, NaN if unknown. A label that depends on another one
             is 0 if that is 0.
+        factors: Factor of the weight of each row `[n]` by label, see `joint_labels`; others: 1.
         kinds: Kind of each label by name.
         weight: Weight of each row `[n]`, 1 / the share of such rows that the source kept; None: 1.
         impression: Impression of each row `[n]`, 0 for none; None if there are none.
@@ -59,6 +60,7 @@ class LabelledRows:
     item_row: np.ndarray
     user: np.ndarray
     labels: Mapping[str, np.ndarray]
+    factors: Mapping[str, np.ndarray]
     kinds: Mapping[str, LabelKind]
     weight: np.ndarray | None
     impression: np.ndarray | None
@@ -80,14 +82,17 @@ class LabelledRows:
         log = rows.log
         own = {n: known(log.labels[n].gather_sorted(numbers)).astype(np.float64) for n in labels}
         rate = None if log.rate is None else log.rate.gather_sorted(numbers)
+        weight = None if rate is None else 1.0 / rate.astype(np.float64)
+        joint, factors = joint_labels(own, labels, weight)
         return cls(
             rows=rows,
             numbers=numbers,
             item_row=log.item_row.gather_sorted(numbers),
             user=log.user_index(numbers),
-            labels=joint_labels(own, labels),
+            labels=joint,
+            factors=factors,
             kinds={name: kind_of(label) for name, label in labels.items()},
-            weight=None if rate is None else 1.0 / rate.astype(np.float64),
+            weight=weight,
             impression=None if log.impression is None else log.impression.gather_sorted(numbers),
             timestamp=log.timestamp.gather_sorted(numbers),
             is_drawn=np.zeros(len(numbers), bool),
@@ -150,6 +155,12 @@ class LabelledRows:
         ).select(is_kept)
         return _joined(positive, other)
 
+    def weight_of(self, label: str) -> np.ndarray | None:
+        """Returns the weight of each row for a label `[n]`; None: 1."""
+        if label not in self.factors:
+            return self.weight
+        return self.factors[label] * (1.0 if self.weight is None else self.weight)
+
     def scored(self, label: str, score: np.ndarray, user: np.ndarray, n_users: int) -> ScoredRows:
         """Returns the rows with a known label, with their scores.
 
@@ -160,7 +171,8 @@ class LabelledRows:
             n_users: Number of users.
         """
         score, values = np.asarray(score, np.float64), self.labels[label]
-        rows = ScoredRows(score, values, self.weight, user, n_users, self.impression)
+        weight = self.weight_of(label)
+        rows = ScoredRows(score, values, weight, user, n_users, self.impression)
         return rows.select(~np.isnan(values))
 
     def inputs(self) -> dict[str, np.ndarray]:
@@ -175,24 +187,6 @@ class LabelledRows:
         return inputs | {"user_row": read["user_row"], "id_row": read["item_row"]}
 
 
-def joint_labels(
-    labels: Mapping[str, np.ndarray], configs: Mapping[str, LabelConfig]
-) -> dict[str, np.ndarray]:
-    """Returns yes/no labels that don't depend on others: 0 if the label that they depend on is 0.
-
-    Args:
-        labels: Labels by name `[n]`, NaN if unknown, each after its `given`.
-        configs: Configs of the labels.
-    """
-    joint: dict[str, np.ndarray] = {}
-    for name, own in labels.items():
-        given = configs[name].given
-        if given in joint and not configs[name].is_amount:
-            own = np.where(joint[given] == 0.0, 0.0, own)
-        joint[name] = own
-    return joint
-
-
 def has_negatives(log: RowLog, label: str) -> bool:
     """Returns whether some row has label 0."""
     return any(bool((shard.labels[label] == 0).any()) for shard in log.shards)
@@ -203,6 +197,7 @@ _COLUMNS = (
     "item_row",
     "user",
     "labels",
+    "factors",
     "weight",
     "impression",
     "timestamp",

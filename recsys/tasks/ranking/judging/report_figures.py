@@ -52,7 +52,8 @@ def rates(train: LabelledRows, held_out: LabelledRows, cut: int) -> dict[str, li
         found[name] = []
         for part in (train, held_out):
             is_known = ~np.isnan(part.labels[name]) & ~part.is_drawn
-            weight = np.ones(len(part)) if part.weight is None else part.weight
+            own = part.weight_of(name)
+            weight = np.ones(len(part)) if own is None else own
             period = (part.timestamp[is_known] - cut) // length
             periods, place, counts = np.unique(period, return_inverse=True, return_counts=True)
             of_labels = (weight * part.labels[name])[is_known]

@@ -14,7 +14,7 @@ from recsys.metrics import pooled
 from recsys.metrics.scores import ScoredRows
 from recsys.models.inference import ScoreInference
 from recsys.tasks.ranking.calibration_file import KINDS
-from recsys.tasks.ranking.rows import LABEL, Read, model_inputs
+from recsys.tasks.ranking.rows import LABEL, Read, joint_labels, model_inputs
 from recsys.tasks.ranking.training.batches import RowSource
 from recsys.tasks.ranking.training.other_batches import SampledNegatives
 from recsys.tasks.training_side import EpochWork
@@ -49,10 +49,11 @@ class RankingEpochWork(EpochWork):
         kind, rows = self.stage.train.calibration, self._rows
         if kind is None or rows is None:
             return
-        scores, labels = rows.scores(self._inference), rows.joint_labels()
+        scores = rows.scores(self._inference)
+        labels, weights = rows.joint_labels()
         self.model.set_calibration(
             {
-                name: KINDS[kind].fit(scores[name], label, rows.weight)
+                name: KINDS[kind].fit(scores[name], label, weights[name])
                 for name, label in labels.items()
                 if not self.inputs.labels[name].is_amount
             }
@@ -119,13 +120,11 @@ class HeldBackRows:
         names = inference.model.label_names
         return {name: scores[:, number] for number, name in enumerate(names)}
 
-    def joint_labels(self) -> Read:
-        """Returns the labels that scores predict: 0 if the label that they are given is 0."""
-        joint: Read = {}
-        for name, own in self.labels.items():
-            given = self._source.inputs.labels[name].given
-            joint[name] = own if given is None else np.where(joint[given] == 0, 0, own)
-        return joint
+    def joint_labels(self) -> tuple[Read, Read]:
+        """Returns the labels that scores predict, and the weights of their rows, by name."""
+        weight = np.ones(len(self)) if self.weight is None else self.weight
+        labels, factors = joint_labels(self.labels, self._source.inputs.labels, weight)
+        return labels, {name: weight * factors.get(name, 1.0) for name in labels}
 
     def metrics(self, scores: Scores, config: ValidationConfig) -> dict[str, float]:
         """Returns the metrics of the first label.
