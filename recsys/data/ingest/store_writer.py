@@ -182,7 +182,8 @@ def build_store(
             end = cut if name == "train" else newest_time(parts)
             users = UserOrder(parts, known[USERS], name == "train", most, work)
             sources = in_threads(lambda part: _Source(part, known[ITEMS], of_events, work), parts)
-            until = end - label_after_s
+            # Other rows may be newer than the newest positive.
+            until = end - label_after_s if label_after_s else np.iinfo(np.int64).max
             writer = _PartWriter(store, name, users, sources, of_events, until, trained, keeps_late)
             infos[name] = in_threads(writer.write_shard, range(users.n_shards))
             if any(one.feature.value == "gap" for one in of_events):
