@@ -97,7 +97,7 @@ class RankingConfig(QueryConfig):
             )
         if len({*names}) < len(names):
             raise ValueError(f"model.labels must not repeat names; received {names}")
-        if taken := {"known", "known_items"}.intersection(names):
+        if taken := {"known", "known_items", "order"}.intersection(names):
             raise ValueError(
                 f"the label {min(taken)} must have another name: a bundle has an output of this one"
             )

@@ -33,6 +33,9 @@ LIST_PADDING = {LIST_RANK: -1.0, LIST_SCORE: 0.0}
 of the items, see `recsys.pair.lists`."""
 ENCODED = "embed_encoded"
 """Name of the signature that embeds queries whose features of events are encoded."""
+ORDER = "order"
+"""Output of `rank` `[batch, items]` float32: the first label's scores before the calibration, which
+may give different scores one probability. Items are ordered by it."""
 RANK_ENCODED = "rank_encoded"
 """Name of the signature that predicts labels of rows that are encoded, `[rows]` float32 each."""
 POPULAR = "popular"

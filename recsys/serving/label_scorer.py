@@ -3,7 +3,8 @@
 The signature `rank` takes `user_id` `[b]`, `history` `[b, any]`, raw columns of the users, raw
 columns of events (`recsys.savedmodel.event_columns`) and `item_id` `[b, items]`. A column of the
 context has one value per query, or one per item. The outputs are one array `[b, items]` per label,
-`known` `[b]` and `known_items` `[b, items]`.
+`known` `[b]`, `known_items` `[b, items]` and, in bundles of the task `ranking`, `order`
+`[b, items]`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from recsys.bundles.bundle import answers_of, check_answers, verify
 from recsys.data.event_features import FOLDER, load_event_features
 from recsys.errors import UsageError
 from recsys.savedmodel.event_columns import Column, EventColumns
-from recsys.savedmodel.signatures import DTYPES, LIST_PADDING, RANK, Arrays, SavedModelGraph
+from recsys.savedmodel.signatures import (
+    DTYPES,
+    LIST_PADDING,
+    ORDER,
+    RANK,
+    Arrays,
+    SavedModelGraph,
+)
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.served_model import (
     ITEM,
@@ -61,7 +69,7 @@ class RankQuery:
 
 @dataclasses.dataclass(frozen=True)
 class RankedItems:
-    """Predicted labels, in the order of the first label's.
+    """Predicted labels, in the order of the first label's scores.
 
     Attributes:
         places: Index in the query of each returned item `[k]` int64, the best first.
@@ -153,7 +161,8 @@ class LabelScorer(ServedModel):
             context[name] = [text_of(x) for x in (value if name in by_item else [value])]
         outputs = self.ask(RANK, self._inputs(query, context))
         scores = {label: outputs[label][0] for label in self.labels}
-        places = np.argsort(-scores[self.labels[0]], kind="stable")[: query.k]
+        order = outputs[ORDER][0] if ORDER in outputs else scores[self.labels[0]]
+        places = np.argsort(-order, kind="stable")[: query.k]
         return RankedItems(
             places,
             {label: values[places] for label, values in scores.items()},

@@ -34,6 +34,7 @@ from recsys.savedmodel.event_columns import CONTEXT
 from recsys.savedmodel.inputs import RawFeatures, text_columns
 from recsys.savedmodel.signatures import (
     DEFAULT_SIGNATURE,
+    ORDER,
     RANK,
     RANK_ENCODED,
     encoded_name,
@@ -45,7 +46,7 @@ from recsys.tasks.serving.events import encoded_inputs, padded
 from recsys.tasks.serving.queries import Queries, Tensors, traced
 
 KNOWN, KNOWN_ITEMS = "known", "known_items"
-"""Outputs besides the labels."""
+"""Outputs besides the labels and `ORDER`."""
 
 
 class Rank(tf.Module):
@@ -115,7 +116,7 @@ class Rank(tf.Module):
     def rank(
         self, user_id: tf.Tensor, history: tf.Tensor, item_id: tf.Tensor, **columns: tf.Tensor
     ) -> Tensors:
-        """Returns predictions `[b, items]` by label, `known` `[b]` and `known_items` `[b, items]`.
+        """Returns predictions, `order` and `known_items` `[b, items]`, and `known` `[b]`.
 
         Args:
             user_id: Ids of the users `[b]`.
@@ -147,7 +148,8 @@ class Rank(tf.Module):
             found = self._statistics(*pairs, tokens, self._labelled(history, columns))
             rows |= {name: _flat(x) for name, x in found.items()}
         rows |= {name: _flat(x) for name, x in of_items.items()}
-        labels = self._predict(query.inputs, rows, tf.repeat(tf.range(shape[0]), shape[1]))
+        joint = self._joint_scores(query.inputs, rows, tf.repeat(tf.range(shape[0]), shape[1]))
+        labels = self._predictions(joint) | {ORDER: joint[self._rows.model.label_names[0]]}
         answers = {name: tf.reshape(x, shape) for name, x in labels.items()}
         return {**answers, KNOWN: user > 0, KNOWN_ITEMS: tf.reshape(is_known, shape)}
 
@@ -170,13 +172,18 @@ class Rank(tf.Module):
         query = self._rows.query(user_row, history, self._rows.user_bags(user_row), events)
         rows = self._rows.candidate(item_row, self._rows.item_bags(item_row))
         rows |= {x.name: encoded[encoded_name(x.name)] for x in self._of_rows}
-        return self._predict(query.inputs, rows, tf.range(tf.size(item_row)))
+        joint = self._joint_scores(query.inputs, rows, tf.range(tf.size(item_row)))
+        return self._predictions(joint)
 
-    def _predict(self, query: Tensors, rows: Tensors, place: tf.Tensor) -> Tensors:
-        """Returns the calibrated predictions `[rows]` by label; see `RankingModel.score_pairs`."""
+    def _joint_scores(self, query: Tensors, rows: Tensors, place: tf.Tensor) -> Tensors:
+        """Returns log odds and amounts `[rows]` by label; see `RankingModel.score_pairs`."""
         model = self._rows.model
-        joint = model.joint_scores(model.score_pairs(query, rows, place))
-        return model.predictions(joint) | {
+        joint: Tensors = model.joint_scores(model.score_pairs(query, rows, place))
+        return joint
+
+    def _predictions(self, joint: Tensors) -> Tensors:
+        """Returns calibrated probabilities, and amounts, of log odds and amounts by label."""
+        return self._rows.model.predictions(joint) | {
             name: calibrated(map_, joint[name]) for name, map_ in self._calibration.items()
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from recsys.bundles.publishing import publish
 from recsys.data.statistics import StatisticsState
 from recsys.errors import RecsysError, UsageError
 from recsys.forget.files import Names
-from recsys.models.calibration import Temperature
+from recsys.models.calibration import Isotonic, Temperature
 from recsys.models.dcn import DcnV2
 from recsys.tasks.config import TrainStage
-from recsys.tasks.ranking.calibration_file import load_calibration
+from recsys.tasks.ranking.calibration_file import load_calibration, save_calibration
 from recsys.tasks.ranking.rows import read_rows
 from recsys.training.stage import write_model
 
@@ -273,6 +274,17 @@ def test_a_forgotten_user_is_in_no_variable_of_the_bundle(world, tmp_path):
     assert row not in keys >> 32
     assert row in StoredIds(world.bundle, [])._get("_statistics/_user_keys/user_clicks") >> 32
     assert not forget_in_versions(tmp_path, Names({gone.user}), 1, lambda *_: None).changed
+
+
+def test_items_of_one_calibrated_probability_are_in_the_order_of_their_scores(world, tmp_path):
+    shutil.copytree(world.model_folder, tmp_path / "model")
+    steps = Isotonic(logit=(-99.0, 99.0), probability=(0.25, 0.25))
+    save_calibration(tmp_path / "model", {"click": steps})
+    bundle = recsys.export(tmp_path / "model", world.data, tmp_path / "bundle", name="shop")
+    query = {"user": "u3", "items": [f"i{n}" for n in range(12)], "context": {"device": "tv"}}
+    expected, found = (recsys.load_bundle(one).rank(**query) for one in (world.bundle, bundle))
+    assert [item.id for item in found] == [item.id for item in expected]
+    assert {item.score for item in found} == {0.25}
 
 
 def test_the_server_and_python_rank_as_the_signature_predicts(world):
