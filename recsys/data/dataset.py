@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from recsys.data.candidates import Candidates
 from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
 from recsys.data.event_features import FOLDER as EVENT_FEATURES
 from recsys.data.event_features import LearnedFeature, labels_of, load_event_features
@@ -208,18 +209,23 @@ class Data:
     Args:
         folder: The folder.
         verify: Whether to verify the checksums of all files.
+        candidates: Folder of items drawn for rows, see `recsys.data.candidates`; None: none.
 
     Raises:
         RecsysError: The folder holds no data, or they are damaged.
     """
 
-    def __init__(self, folder: str | Path, verify: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, verify: bool = False, candidates: Path | None = None
+    ) -> None:
         self.folder = Path(folder)
         self._is_verified = False
         if verify:
             self.verify()
         self.store = InteractionStore.open(self.folder / "store")
         """The events."""
+        if candidates is not None:
+            self.store.candidates = Candidates.open(candidates)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
         """Verifies the checksums of all files, unless this was done before.

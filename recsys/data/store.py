@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recsys.data.candidates import Candidates
 from recsys.data.event_log import (
     COLUMNS,
     HISTORY_COLUMNS,
@@ -115,6 +116,8 @@ class InteractionStore:
         """All good rows of both parts with their labels; None: the data have no labels."""
         self.has_others = self.train.has_others or self.eval.has_others
         """Whether histories hold other events than positives."""
+        self.candidates: Candidates | None = None
+        """Items drawn for rows of `train_rows`, of `Data` that were opened with them."""
 
     @classmethod
     def open(cls, folder: Path, verify: bool = False) -> InteractionStore:

@@ -42,7 +42,8 @@ class RunFolders:
     """The folders of one run.
 
     Attributes:
-        identity: Fingerprints of the config, the data, the code and the earlier model.
+        identity: Fingerprints of the config, the data, the code, the earlier model, and the items
+            drawn for rows.
         checkpoints: Folder of its checkpoints.
         tensorboard: Folder of its logs for TensorBoard; None: no logs.
     """
@@ -59,6 +60,7 @@ class RunFolders:
         data: Path,
         base: str | None = None,
         tensorboard: Path | None = None,
+        candidates: str | None = None,
     ) -> Self:
         """Returns the folders of a run.
 
@@ -71,6 +73,7 @@ class RunFolders:
             data: Data folder of the InteractionEncoder.
             base: Fingerprint of the earlier model of a warm start; None for a cold start.
             tensorboard: Folder of the logs of all runs for TensorBoard; None: no logs.
+            candidates: Fingerprint of the items drawn for rows; None: none.
 
         Raises:
             RecsysError: A file of the data can't be read.
@@ -87,6 +90,7 @@ class RunFolders:
             "data": agreed(lambda: _data_fingerprint(data)),
             "code": code_fingerprint(stage),
             **({} if base is None else {"base": base}),
+            **({} if candidates is None else {"candidates": candidates}),
         }
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         return cls(identity, root / name, None if tensorboard is None else tensorboard / name)

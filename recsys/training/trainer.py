@@ -230,6 +230,7 @@ class _Fit:
             data.folder,
             None if base is None else base.fingerprint,
             trainer.tensorboard,
+            None if data.store.candidates is None else data.store.candidates.digest,
         )
         self._side, self._stage = side, continued_stage(stage, base)
         train = self._stage.train

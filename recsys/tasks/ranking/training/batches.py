@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recsys.data.candidates import Listed
 from recsys.data.event_features.statistics import Statistic
 from recsys.data.shuffle import WHOLE, BatchPart, Permutation, epoch_order
 from recsys.data.statistics import entry_of_none
@@ -20,6 +21,7 @@ from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs
 from recsys.models.ranking_config import RankingConfig
+from recsys.models.ranking_model import RETRIEVER
 from recsys.tasks.batch_parts import ReadCount, drop_rows, hidden
 from recsys.tasks.config import TrainConfig
 from recsys.tasks.ranking.rows import LABEL, Read, Rows, model_inputs
@@ -35,12 +37,14 @@ class Drawn(NamedTuple):
         is_negative: Which rows have another item than their own, and label 0 `[n]`; None: none.
         item_row: Items of all rows `[n]` int32; None: their own.
         group: Number of each row's impression in the batch `[n]` int32, -1 for padding; None.
+        listed: What a retriever says of these items; None: nothing.
     """
 
     rows: np.ndarray
     is_negative: np.ndarray | None = None
     item_row: np.ndarray | None = None
     group: np.ndarray | None = None
+    listed: Listed | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,13 +188,26 @@ class RowSource:
 
     def _batch(self, step: int, drawn: Drawn, read: Read) -> Batch:
         random = np.random.default_rng([self.train.seed, 1, step])
-        if drawn.item_row is not None:
-            read = self.rows.of_items(read, drawn.item_row)
-        labels = self._labels(read, drawn)
+        read = self.with_items(read, drawn)
+        labels = self.labels(read, drawn)
         of_loss = {name: x for name, x in self._of_loss(read, drawn).items() if x is not None}
         return {**self._inputs(self._dropped(read, random), random), **labels, **of_loss}
 
-    def _labels(self, read: Read, drawn: Drawn) -> Batch:
+    def held_back(self, rows: np.ndarray) -> Drawn:
+        """Returns rows of the log `[n]` that validation holds back, with negatives of theirs."""
+        return Drawn(rows)
+
+    def with_items(self, read: Read, drawn: Drawn) -> Read:
+        """Returns rows with their items, and with what a retriever says of these."""
+        if drawn.item_row is not None:
+            read = self.rows.of_items(read, drawn.item_row)
+        listed = drawn.listed
+        if listed is None and self.events.candidates is not None:
+            listed = self.events.candidates.of(drawn.rows, np.zeros_like(drawn.rows))
+        return read if listed is None else {**read, RETRIEVER: listed.retriever}
+
+    def labels(self, read: Read, drawn: Drawn) -> Batch:
+        """Returns the labels `[n]` of rows by input; 0, or else unknown, for negatives."""
         labels = {f"{LABEL}{name}": read[f"{LABEL}{name}"] for name in self.events.labels}
         if drawn.is_negative is None:
             return labels
@@ -206,10 +223,10 @@ class RowSource:
         return {
             "weight": None if weight is None else weight.astype(np.float32),
             "group": drawn.group,
-            "log_rate": self._log_rate(drawn),
+            "log_rate": self.log_rate(drawn),
         }
 
-    def _log_rate(self, drawn: Drawn) -> np.ndarray | None:
+    def log_rate(self, drawn: Drawn) -> np.ndarray | None:
         """Returns the logarithm of the share of negatives that is kept `[n]`; None: all are."""
         log_rate = self.events.log_rate + float(np.log(self.train.negative_share))
         return np.full(len(drawn.rows), log_rate, np.float32) if log_rate else None

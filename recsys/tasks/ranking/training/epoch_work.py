@@ -16,7 +16,6 @@ from recsys.models.inference import ScoreInference
 from recsys.tasks.ranking.calibration_file import KINDS
 from recsys.tasks.ranking.rows import LABEL, Read, joint_labels, model_inputs
 from recsys.tasks.ranking.training.batches import RowSource
-from recsys.tasks.ranking.training.other_batches import SampledNegatives
 from recsys.tasks.training_side import EpochWork
 
 _SHOWN = {False: ("roc_auc", "log_loss"), True: ("squared_error", "absolute_error")}
@@ -77,35 +76,23 @@ class HeldBackRows:
             rows = rows[events.rows.timestamp[rows] >= since]
         if len(rows) > most:
             rows = np.sort(rows[Permutation(len(rows), (0, 7))[np.arange(most)]])
-        self.rows = rows
-        self._read = source.rows.read(rows)
-        self.labels = {name: self._read[f"{LABEL}{name}"] for name in events.labels}
-        if isinstance(source, SampledNegatives):
-            self._read, self.labels = self._with_negatives(source, self._read)
+        self._drawn = source.held_back(rows)
+        self.rows, of_row = self._drawn.rows, np.searchsorted(rows, self._drawn.rows)
+        read = {name: x[of_row] for name, x in source.rows.read(rows).items()}
+        self._read = source.with_items(read, self._drawn)
+        labels = source.labels(read, self._drawn)
+        self.labels = {name: labels[f"{LABEL}{name}"] for name in events.labels}
         self.user = events.rows.user_index(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _with_negatives(self, source: SampledNegatives, read: Read) -> tuple[Read, Read]:
-        """Returns rows and labels with drawn negatives after the positives."""
-        k, n = source.train.negatives_per_row, len(self.rows)
-        drawn = source.draw(np.random.default_rng(0).random(n * k))
-        self.rows = np.concatenate([self.rows, np.repeat(self.rows, k)])
-        read = {name: np.concatenate([x, np.repeat(x, k, axis=0)]) for name, x in read.items()}
-        items = np.concatenate([read["item_row"][:n], drawn])
-        unknown = np.full(n * k, np.nan, np.float32)
-        labels = {name: np.concatenate([x, unknown]) for name, x in self.labels.items()}
-        labels[source.events.first_label][n:] = 0
-        self._log_rate = source.log_rates[items]
-        return source.rows.of_items(read, items), labels
-
     @property
     def weight(self) -> np.ndarray | None:
         """1 / rate of each row `[n]`, if the source thinned them or they are drawn; None: ones."""
-        if isinstance(self._source, SampledNegatives):
-            is_drawn = self.labels[self._source.events.first_label] == 0
-            return np.where(is_drawn, np.exp(-self._log_rate.astype(np.float64)), 1.0)
+        if self._drawn.is_negative is not None:
+            log_rate = np.asarray(self._source.log_rate(self._drawn), np.float64)
+            return np.where(self._drawn.is_negative, np.exp(-log_rate), 1.0)
         rate = self._read.get("rate")
         return None if rate is None else 1.0 / rate.astype(np.float64)
 

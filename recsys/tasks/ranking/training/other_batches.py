@@ -33,29 +33,39 @@ class SampledNegatives(RowSource):
         return len(self.events) // self._positives_per_batch
 
     @property
-    def _positives_per_batch(self) -> int:
-        return -(-self.batch_size // self._per_positive)
+    def n_negatives(self) -> int:
+        """Number of negatives of a positive."""
+        return self.train.negatives_per_row
 
     @property
-    def _per_positive(self) -> int:
-        return 1 + self.train.negatives_per_row
+    def _positives_per_batch(self) -> int:
+        return -(-self.batch_size // (1 + self.n_negatives))
 
     def _drawn(self, step: int) -> Drawn:
-        places = self.part.rows(self.batch_size)
-        size = self._positives_per_batch
-        rows = self._rows_at(step, places // self._per_positive, size)
-        is_negative = places % self._per_positive > 0
+        places, n = self.part.rows(self.batch_size), 1 + self.n_negatives
+        rows = self._rows_at(step, places // n, self._positives_per_batch)
         random = np.random.default_rng([self.train.seed, 5, step])
-        drawn = self.draw(random.random(self.batch_size)[places])
+        return self._filled(rows, places % n, random.random(self.batch_size)[places])
+
+    def held_back(self, rows: np.ndarray) -> Drawn:
+        """Returns rows of the log `[n]`, each followed by its negatives."""
+        k = 1 + self.n_negatives
+        column, uniform = np.tile(np.arange(k), len(rows)), np.random.default_rng(0)
+        return self._filled(np.repeat(rows, k), column, uniform.random(k * len(rows)))
+
+    def _filled(self, rows: np.ndarray, column: np.ndarray, uniform: np.ndarray) -> Drawn:
+        """Returns rows `[n]` with their own items in `column` 0, else with drawn ones."""
         own = self.events.rows.item_row[rows]
-        return Drawn(rows, is_negative, np.where(is_negative, drawn, own).astype(np.int32))
+        item_row = np.where(column > 0, self.draw(uniform), own).astype(np.int32)
+        return Drawn(rows, column > 0, item_row)
 
     def draw(self, uniform: np.ndarray) -> np.ndarray:
         """Returns item rows for random numbers in [0, 1) `[n]`."""
         drawn = np.searchsorted(self._cumulative, uniform, side="right")
         return np.minimum(drawn, len(self._cumulative) - 1).astype(np.int32)
 
-    def _log_rate(self, drawn: Drawn) -> np.ndarray:
+    def log_rate(self, drawn: Drawn) -> np.ndarray:
+        """Returns the logarithm of the expected number of draws of each item `[n]` float32."""
         log_rate: np.ndarray = self.log_rates[drawn.item_row]
         return log_rate
 
@@ -66,7 +76,7 @@ class SampledNegatives(RowSource):
         0 for rows that are never drawn.
         """
         share = np.diff(self._cumulative, prepend=0.0)
-        expected = np.where(share > 0, share, 1.0) * self.train.negatives_per_row
+        expected = np.where(share > 0, share, 1.0) * self.n_negatives
         return np.where(share > 0, np.log(expected), 0.0).astype(np.float32)
 
     @functools.cached_property

@@ -19,6 +19,7 @@ from recsys.tasks.ranking.calibration_file import save_calibration
 from recsys.tasks.ranking.probe import save_probe
 from recsys.tasks.ranking.rows import LABEL, Rows, is_row_feature, known
 from recsys.tasks.ranking.training.batches import RowSource
+from recsys.tasks.ranking.training.candidate_batches import CandidateNegatives
 from recsys.tasks.ranking.training.epoch_work import RankingEpochWork
 from recsys.tasks.ranking.training.other_batches import SampledNegatives, WholeImpressions
 from recsys.tasks.ranking.training.training_rows import TrainingRows, training_rows
@@ -103,8 +104,16 @@ class RankingTraining(TrainingSide):
             remarks.append(
                 f"{n_unknown:,} of {len(events):,} training rows have no known label {first}."
             )
-        if events.source == "sampled":
+        if events.source != "rows":
             self._check_drawn(first)
+        if events.source == "candidates" and train.negative_share < 1:
+            raise UsageError(
+                "R398",
+                "train.negative_share must be 1 if negatives are drawn from a retriever's lists.",
+                "Remove ranker.train.negative_share, and set ranker.negatives.",
+                train.negative_share,
+            )
+        if events.source == "sampled":
             remarks.append(
                 f"No row has the label {first} 0, so {train.negatives_per_row} items are drawn from"
                 " the catalogue for each row as negatives. Probabilities are then those of an event"
@@ -130,6 +139,8 @@ class RankingTraining(TrainingSide):
         kind = RowSource
         if events.source == "sampled":
             kind = SampledNegatives
+        elif events.source == "candidates":
+            kind = CandidateNegatives
         elif train.loss.reads_group:
             kind = WholeImpressions
         inputs, config = self.trained_inputs(events), self.stage.model

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recsys.data.candidates import Candidates
 from recsys.data.config import ValidationConfig
 from recsys.data.hold_out import Draw, KeptEvents, draw_of, held_back
 from recsys.data.row_log import RowLog, RowShard
@@ -16,9 +17,9 @@ from recsys.data.store import InteractionStore, LogUsers
 from recsys.errors import RecsysError
 from recsys.tasks.ranking.rows import known, no_labels
 
-Negatives = Literal["rows", "sampled"]
-"""Where rows with the first label 0 come from: the data, such as items that were shown; or they are
-drawn from the catalogue."""
+Negatives = Literal["rows", "sampled", "candidates"]
+"""Where negatives come from: rows of the data with the first label 0, such as items that were
+shown; items drawn from the catalogue; or, besides rows, items drawn from a retriever's lists."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,6 +37,8 @@ class TrainingRows(KeptEvents):
             positives, of the first label.
         weighs_rate: Whether rows have the weight 1 / rate instead: the rate isn't one number for
             each label.
+        candidates: What a retriever says of the items of rows, and items drawn for them; None:
+            nothing.
     """
 
     users: LogUsers = dataclasses.field(kw_only=True)
@@ -46,6 +49,7 @@ class TrainingRows(KeptEvents):
     source: Negatives = "rows"
     log_rate: float = 0.0
     weighs_rate: bool = False
+    candidates: Candidates | None = None
 
     @property
     def first_label(self) -> str:
@@ -108,6 +112,11 @@ def training_rows(
         held = held if is_known.all() else np.flatnonzero(is_known)[held]
     left_out = ~is_known
     left_out[held] = True
+    facts = _facts(log, labels[0], ~left_out)
+    if store.candidates is not None:
+        facts["candidates"] = store.candidates
+        if store.candidates.n_negatives:
+            facts["source"] = "candidates"
     return TrainingRows(
         _as_log(log),
         np.flatnonzero(left_out),
@@ -115,7 +124,7 @@ def training_rows(
         users=store.train_users,
         labels=tuple(labels),
         validation=held,
-        **_facts(log, labels[0], ~left_out),
+        **facts,
     )
 
 
