@@ -22,9 +22,10 @@ from recsys.tasks.ranking.training.batches import Drawn, RowSource
 class SampledNegatives(RowSource):
     """Rows of positives, each followed by `train.negatives_per_row` rows with other items.
 
-    A drawn item has the label 0. With the expected number r of draws of the item per positive,
-    `log_rate = log r` corrects the scores for the sampling (logQ): a model's probability is then
-    that an event of the user is of the item, among all items of the catalogue.
+    They are a group for losses that compare rows. A drawn item has the label 0. With the expected
+    number r of draws of the item per positive, `log_rate = log r` corrects the scores for the
+    sampling (logQ): a model's probability is then that an event of the user is of the item, among
+    all items of the catalogue.
     """
 
     @property
@@ -45,7 +46,10 @@ class SampledNegatives(RowSource):
         places, n = self.part.rows(self.batch_size), 1 + self.n_negatives
         rows = self._rows_at(step, places // n, self._positives_per_batch)
         random = np.random.default_rng([self.train.seed, 5, step])
-        return self._filled(rows, places % n, random.random(self.batch_size)[places])
+        drawn = self._filled(rows, places % n, random.random(self.batch_size)[places])
+        if not self.train.loss.reads_group:
+            return drawn
+        return drawn._replace(group=(places // n).astype(np.int32))
 
     def held_back(self, rows: np.ndarray) -> Drawn:
         """Returns rows of the log `[n]`, each followed by its negatives."""

@@ -79,6 +79,8 @@ def test_rows_are_followed_by_their_candidates_or_by_random_items(data, tmp_path
         seen |= {*rows.tolist()}
     assert len(seen) == source.steps_per_epoch * N // (1 + K)
     assert len({*random}) == n_items
+    source = source_of(data, tmp_path / "drawn", loss="pairwise")
+    assert source[1]["group"].tolist() == (np.arange(N) // (1 + K)).tolist()
     parts = [dataclasses.replace(source, part=BatchPart((i,), 2)) for i in range(2)]
     for name, values in source[1].items():
         both = np.concatenate([part[1][name] for part in parts])
