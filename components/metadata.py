@@ -13,6 +13,8 @@ from recsys.bundles.publishing import VersionRegistry
 
 CURRENT_MODEL = "current_model_id"
 """Custom property of a blessing and of its push: the model (TFX's name)."""
+SECOND_STAGE = "second_stage"
+"""Custom property of the blessing of a pair: whether its ranker is `kept` or `left_out`."""
 DESTINATION = "pushed_destination"
 """Custom property of a pushed model: the folder of its version."""
 WITHDRAWN = "withdrawn"

@@ -25,7 +25,7 @@ from components.artifacts import (
     Vocabularies,
     existing,
 )
-from components.metadata import CURRENT_MODEL, DESTINATION, WITHDRAWN
+from components.metadata import CURRENT_MODEL, DESTINATION, SECOND_STAGE, WITHDRAWN
 from recsys.bundles.description import describe_source
 from recsys.bundles.publishing import WithdrawnError, publish
 from recsys.config import Strict
@@ -72,6 +72,7 @@ def RetrievalEvaluator(
     config: Parameter[str],
     code: Parameter[str],
     blessed_model: InputArtifact[Model] = None,
+    blessed: InputArtifact[ModelBlessing] = None,
 ) -> None:
     """Evaluates the model over the whole catalogue, and compares it with the thresholds.
 
@@ -83,11 +84,14 @@ def RetrievalEvaluator(
         config: `EvaluateStage` as canonical JSON.
         code: Fingerprint of the code.
         blessed_model: The last blessed model, if there is one.
+        blessed: Its blessing, which says whether a pair is served without its ranker.
     """
     del code
     arguments = ["--model", model.uri, "--data", data.uri, "--out", evaluation.uri]
     if blessed_model is not None:
         arguments += ["--blessed", blessed_model.uri]
+        state = "" if blessed is None else blessed.get_string_custom_property(SECOND_STAGE)
+        arguments += ["--blessed-second-stage", state] if state else []
     run_launched("recsys.stages.evaluate", config, arguments)
     result = json.loads((Path(evaluation.uri) / "evaluation.json").read_text())
     is_blessed = result["verdict"]["blessed"]
@@ -96,6 +100,8 @@ def RetrievalEvaluator(
     blessing.set_int_custom_property("blessed", int(is_blessed))
     blessing.set_string_custom_property("current_model", model.uri)
     blessing.set_int_custom_property(CURRENT_MODEL, model.id)
+    if "pair" in result:
+        blessing.set_string_custom_property(SECOND_STAGE, result["pair"]["second_stage"])
     if blessed_model is not None:
         blessing.set_string_custom_property("baseline_model", blessed_model.uri)
         blessing.set_int_custom_property("baseline_model_id", blessed_model.id)

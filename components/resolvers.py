@@ -16,6 +16,7 @@ from tfx.types.standard_artifacts import ExampleStatistics, Model, ModelBlessing
 
 from components.artifacts import Verdict, statistics_property
 from components.metadata import (
+    CURRENT_MODEL,
     INPUTS,
     artifact_ids,
     blessed_models,
@@ -116,16 +117,23 @@ class LatestBlessedStrategy(ResolverStrategy):
     """Returns the newest blessed model, except the current one and rolled back ones."""
 
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
-        """Returns the model, if one was blessed, and the current one."""
+        """Returns the model and its blessing, if one was blessed, and the current one."""
         del store
         good = _good_models(input_dict) - {model.id for model in input_dict["current"]}
         models = {model.id: model for model in input_dict["model"]}
-        inputs = _without(input_dict, _MODELS)
-        return {"model": _newest(models, good), "blessing": [], "pushed": [], **inputs}
+        inputs, newest = _without(input_dict, _MODELS), _newest(models, good)
+        ids = {model.id for model in newest}
+        blessings = {
+            blessing.id: blessing
+            for blessing in input_dict["blessing"]
+            if blessing.get_int_custom_property(CURRENT_MODEL) in ids
+            and blessing.get_int_custom_property("blessed") == 1
+        }
+        return {"model": newest, "blessing": _newest(blessings, blessings), "pushed": [], **inputs}
 
 
 def LatestBlessed(current: BaseChannel) -> Resolver:
-    """Returns the node whose output `model` is the last blessed model other than `current`."""
+    """Returns the node with the last blessed `model` other than `current`, and its `blessing`."""
     channels = {key: Channel(type=kind) for key, kind in _MODELS.items()}
     return Resolver(strategy_class=LatestBlessedStrategy, **channels, current=current).with_id(
         "LatestBlessed"

@@ -86,7 +86,8 @@ def last_schemas(history: History) -> dict[str, Path]:
 
 # --- lineage
 
-_EARLIER = {"base", "previous", "blessed_model", "accepted_statistics", "trained_statistics"}
+_EARLIER = {"base", "previous", "blessed_model", "blessed"}
+_EARLIER |= {"accepted_statistics", "trained_statistics"}
 """Inputs that an earlier run made."""
 
 

@@ -365,6 +365,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         data=data_folder,
         model=model,
         blessed_model=blessed.outputs["model"],
+        **_output(blessed if platform.has_history else None, "blessing", "blessed"),
         config=canonical_json(stage_of(config, EvaluateStage)),
         code=step_code(config.model, config.evaluate, config.bless),
     )

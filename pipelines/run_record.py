@@ -215,6 +215,7 @@ def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
         "blessed": verdict["blessed"],
         "sentence": verdict.get("sentence") or "; ".join(verdict.get("reasons", [])),
         "warning": verdict.get("warning"),
+        "second_stage": (evaluation.get("pair") or {}).get("sentence"),
         "against": {name: each.get(verdict.get("metric")) for name, each in comparisons.items()},
     }
 

@@ -222,7 +222,7 @@ def compare(
         with followed():
             run_process("recsys.stages.evaluate", "jax", stage, words)
         evaluation = EvaluationResult.load(scratch).content
-    comparison = Comparison(evaluation, stage.bless.metric)
+    comparison = Comparison(evaluation, evaluation["verdict"]["metric"])
     comparison.content = {"a": str(a), "b": str(b), "data": str(data), **comparison.content}
     if out is not None:
         comparison.save(out)
@@ -250,7 +250,8 @@ def _evaluation_config(
     from recsys.bundles.bundle import repeats_of_folder
     from recsys.config import EvaluateStage
     from recsys.config.load import DEFAULT_NAME, default_stage, load_config
-    from recsys.evaluation.evaluator import task_of
+    from recsys.evaluation.evaluator import second_stage_of, task_of
+    from recsys.evaluation.second_stage import of_pair
 
     if plugin_folder is not None:
         sys.path.insert(0, str(plugin_folder))
@@ -267,6 +268,7 @@ def _evaluation_config(
         task = "retrieval"
     try:
         stage = stage.of_task(task)
+        stage = stage if second_stage_of(model) is None else of_pair(stage)
     except ValueError as error:
         raise ConfigError("R107", f"{error}.", "Correct --set.") from None
     return stage, f"{defaults}, as no --config is given"

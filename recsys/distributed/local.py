@@ -48,7 +48,8 @@ def run_in_processes(
     if Place.of_environment() is not None:
         return None
     values = {name: getattr(options, name) for name in names}
-    words = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    given = {name: value for name, value in values.items() if value is not None}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     place = place_of(options)
     if place is not None:
         return run_placed(module, words, place)

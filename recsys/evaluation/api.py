@@ -11,6 +11,7 @@ from recsys.data.dataset import Data
 from recsys.evaluation.config import EvaluateConfig, EvaluateStage
 from recsys.evaluation.evaluator import (
     Evaluator,
+    evaluate_ranker,
     open_evaluation_data,
     open_systems,
     repeats_of,
@@ -18,7 +19,7 @@ from recsys.evaluation.evaluator import (
 )
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.registry.choice import stage_of
-from recsys.tasks.judging_side import SystemProgress
+from recsys.tasks.judging_side import BLESSED, SystemProgress
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -109,6 +110,7 @@ def measured(
     mesh: DeviceMesh | None = None,
     *,
     by_config: bool = True,
+    is_blessed_alone: bool = False,
 ) -> EvaluationResult:
     """Returns the evaluation of a model; see `evaluate`.
 
@@ -121,12 +123,17 @@ def measured(
         mesh: One axis of devices over which tables and candidates of folders are split; all of
             their processes must call this. None: everything is in this process.
         by_config: Whether `repeats` comes from `stage` instead of the model's training.
+        is_blessed_alone: Whether `blessed` is measured without its second stage.
     """
     opened = open_evaluation_data(data)
     if not by_config:
         stage = stage.model_copy(update={"repeats": repeats_of(model)})
     side, systems = open_systems(stage, opened, model, blessed, mesh)
-    return EvaluationResult(Evaluator(side.stage, side, report).run(systems))
+    if is_blessed_alone and BLESSED in systems:
+        systems[BLESSED] = side.without_second_stage(systems[BLESSED])
+    content = Evaluator(side.stage, side, report).run(systems)
+    ranker = evaluate_ranker(stage, opened, model, blessed, mesh, report)
+    return EvaluationResult(content if ranker is None else {**content, "ranker": ranker})
 
 
 def _stage(

@@ -239,6 +239,7 @@ class EvaluateStage(Stage):
     def of_two_models(self) -> Self:
         """Returns the config for a comparison of two models by the deciding metric only."""
         alone = {"at_least": 0.0, "over": {}, "over_blessed": 1.0, "rules": ()}
+        alone["sure_loss"] = "allow"  # Rankers of pairs are not left out.
         bless = self.bless.model_copy(update=alone)
         evaluate = self.evaluate.model_copy(update={"baselines": ()})
         return self.model_copy(update={"evaluate": evaluate, "bless": bless})

@@ -18,6 +18,7 @@ from recsys.distributed.join import facts_of, join
 from recsys.embedding import device_mesh
 from recsys.evaluation import api
 from recsys.evaluation.config import EvaluateStage
+from recsys.evaluation.second_stage import LEFT_OUT
 from recsys.system import events
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ _REPEATS = ("repeats", "repeated_positives", "repeated_share")
 
 
 def run(
-    stage: EvaluateStage, model: Path, data: Path, out: Path, blessed: Path | None
+    stage: EvaluateStage,
+    model: Path,
+    data: Path,
+    out: Path,
+    blessed: Path | None,
+    blessed_second_stage: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates in this process and the ones started beside it; returns the summary.
 
@@ -41,13 +47,14 @@ def run(
             # JAX catches SIGTERM so that a training can save; an evaluation has nothing to save.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             mesh = device_mesh()
-        result = evaluate(stage, model, data, out, blessed, mesh)
+        result = evaluate(stage, model, data, out, blessed, mesh, blessed_second_stage)
     verdict = result["verdict"]
     return {
         "evaluation": str(out / "evaluation.json"),
         "metrics": {**result["metrics"], "baselines": result["baselines"]},
         "meaning": result["meaning"],
         **{name: result[name] for name in _REPEATS if name in result},
+        **({"second_stage": result["pair"]["sentence"]} if "pair" in result else {}),
         "blessed": verdict["blessed"],
         "sentence": verdict["sentence"],
         "reasons": verdict["reasons"],
@@ -63,6 +70,7 @@ def evaluate(
     out: Path,
     blessed: Path | None = None,
     mesh: keras.distribution.DeviceMesh | None = None,
+    blessed_second_stage: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates a model, decides on it, and writes `evaluation.json`.
 
@@ -74,6 +82,8 @@ def evaluate(
         blessed: Model folder or bundle of the last blessed model, if there is one. Ignored if no
             threshold refers to it.
         mesh: As in `api.measured`.
+        blessed_second_stage: `left_out` if the last blessed model is a pair that is served without
+            its ranker, and so is measured without it.
 
     Returns:
         The content of `evaluation.json` (see `docs/folders.md`).
@@ -85,7 +95,8 @@ def evaluate(
     if not any(rule.over_blessed for rule in stage.bless.all_rules()):
         blessed = None
     report = _emit if is_primary() else None
-    result = api.measured(model, data, blessed, stage, report, mesh)
+    is_alone = blessed_second_stage == LEFT_OUT
+    result = api.measured(model, data, blessed, stage, report, mesh, is_blessed_alone=is_alone)
 
     def written() -> dict[str, Any]:
         result.save(out)

@@ -21,14 +21,18 @@ from recsys.errors import RecsysError
 from recsys.evaluation.blessing import Evidence, judge
 from recsys.evaluation.config import EvaluateStage
 from recsys.evaluation.figures import Figures
+from recsys.evaluation.second_stage import LEFT_OUT, judge_second_stage, of_pair, ranker_stage
 from recsys.models.config import RetrievalConfig
 from recsys.models.summary import read_summary
-from recsys.registry import Choice, load_plugins, name_of
+from recsys.pair.folder import ranker_of, read_pair
+from recsys.registry import Choice, load, load_plugins, name_of
 from recsys.strict import Repeats
 from recsys.tasks import side_of
 from recsys.tasks.judging_side import (
     BLESSED,
     MODEL,
+    RERANKED,
+    RETRIEVER,
     Baseline,
     Case,
     JudgingSide,
@@ -94,9 +98,17 @@ def open_systems(
             "Name those of its task in evaluate.metrics, evaluate.baselines and bless, or leave"
             " them out for its defaults.",
         ) from error
-    side = side_of(configs[MODEL], "judging")(stage, data)
+    if any(second_stage_of(model) for model in models.values()):
+        side = load(_PAIR_JUDGING)(of_pair(stage), data)
+    else:
+        side = side_of(configs[MODEL], "judging")(stage, data)
     names = {MODEL: "the model", BLESSED: "the last blessed model"}
     return side, {n: open_system(side, model, names[n], mesh) for n, model in models.items()}
+
+
+def second_stage_of(model: Any) -> Path | None:
+    """Returns the ranker's folder of a pair; None for another model."""
+    return ranker_of(Path(model)) if isinstance(model, str | Path) else None
 
 
 def open_system(
@@ -116,7 +128,8 @@ def open_system(
             open it. None: everything is in this process.
 
     Raises:
-        RecsysError: The folder is neither (R404) or damaged, or the task refuses the model.
+        RecsysError: The folder is neither (R404) or damaged, or a pair's bundle (R409), or the task
+            refuses the model.
     """
     if not isinstance(model, str | Path):
         return side.open_model(model, name or "the model")
@@ -125,6 +138,10 @@ def open_system(
     if not is_bundle(path):
         return side.open_folder(path, name, mesh)
     manifest = agreed(lambda: verify(path))
+    if manifest.get("ranker") is not None:
+        rule = "A pair is measured by its model folder, not by its bundle."
+        cure = "Name the model folder that the bundle was exported from."
+        raise RecsysError("R409", rule, cure, str(path))
     return side.open_bundle(path, manifest, name, mesh)
 
 
@@ -176,6 +193,20 @@ def is_bundle(path: Path) -> bool:
 
 
 FORMAT = 2
+_PAIR_JUDGING = "recsys.pair.judging:PairJudging"
+_OF_RANKER = (
+    *("state", "rows", "users", "queries", "confidence", "metrics", "intervals", "baselines"),
+    *(
+        "comparisons",
+        "baselines_left_out",
+        "blessed_model",
+        "cut",
+        "live",
+        "labels",
+        "descriptions",
+    ),
+)
+"""Fields of an evaluation that `ranker` has."""
 _MEANINGS: dict[Split, str] = {
     "time": (
         "Split by time: the figures are what a model trained up to the cut would have"
@@ -227,8 +258,19 @@ class Evaluator:
             for name, system in systems.items()
         }
         baselines, left_out = self._baselines(case, config.baselines)
-        every = measured | baselines
-        figures = Figures(self.stage, side, case, every, side.slices(case))
+        slices, stages, pair = side.slices(case), {}, None
+        if (of_stages := side.first_stage(case, measured[MODEL])) is not None:
+            stages = {RETRIEVER: of_stages[0]}
+        every = measured | stages | baselines
+        figures = Figures(self.stage, side, case, every, slices)
+        if of_stages is not None:
+            pair = {**judge_second_stage(self.stage, figures), **of_stages[1]}
+            if pair["second_stage"] == LEFT_OUT:
+                systems = {**systems, MODEL: side.without_second_stage(systems[MODEL])}
+                stages = {RERANKED: measured[MODEL]}
+                measured[MODEL] = of_stages[0]
+                every = measured | stages | baselines
+                figures = Figures(self.stage, side, case, every, slices)
         descriptions = {
             "metrics": {metric.name: metric.describe() for metric in config.metrics},
             "baselines": {name_of("baseline", b): b.title for b in config.baselines},
@@ -246,6 +288,11 @@ class Evaluator:
             **_figures(figures, baselines),
             "baselines_left_out": left_out,
             "blessed_model": figures.metrics(BLESSED) if BLESSED in measured else None,
+            **{
+                name: {"metrics": figures.metrics(name), "intervals": figures.intervals(name)}
+                for name in stages
+            },
+            **({} if pair is None else {"pair": pair}),
             "slices": figures.slices(),
             **self._other_cases(systems),
             **side.more(case, systems, measured),
@@ -261,6 +308,8 @@ class Evaluator:
             lower=figures.lower,
         )
         verdict = dataclasses.asdict(judge(self.stage.bless, evidence))
+        if RERANKED in stages:
+            verdict["sentence"] += ", as a retriever alone"
         return {
             **content,
             "verdict": {"metric": self.stage.bless.metric, **verdict},
@@ -304,3 +353,40 @@ def _figures(figures: Figures, baselines: Iterable[str]) -> dict[str, Any]:
         "baselines": {name: figures.metrics(name) for name in baselines},
         "comparisons": figures.comparisons(),
     }
+
+
+def evaluate_ranker(
+    stage: EvaluateStage,
+    data: Data,
+    model: Any,
+    blessed: Any,
+    mesh: DeviceMesh | None = None,
+    progress: SystemProgress | None = None,
+) -> dict[str, Any] | None:
+    """Returns the figures of a pair's ranker on held-out rows, as of a model of its task.
+
+    None for another model, or if no row says that an item was refused.
+
+    Args:
+        stage: Config of the evaluation of the pair.
+        data: The data folder.
+        model: As in `open_systems`.
+        blessed: As in `open_systems`; compared if it is a pair.
+        mesh: As in `open_systems`.
+        progress: As of `Evaluator`.
+    """
+    ranker = second_stage_of(model)
+    if ranker is None or not _has_refused(data, next(iter(read_pair(ranker).labels))):
+        return None
+    other = None if blessed is None else second_stage_of(blessed)
+    side, systems = open_systems(ranker_stage(stage), data, ranker, other, mesh)
+    content = Evaluator(side.stage, side, progress).run(systems)
+    return {name: content[name] for name in _OF_RANKER if name in content}
+
+
+def _has_refused(data: Data, label: str) -> bool:
+    """Returns whether a row has the label 0."""
+    from recsys.tasks.ranking.judging.labelled_rows import has_negatives  # Keras.
+
+    logs = data.store.train_rows, data.store.eval_rows
+    return label in data.labels and any(has_negatives(log, label) for log in logs if log)

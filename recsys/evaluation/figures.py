@@ -18,7 +18,15 @@ import numpy as np
 
 from recsys.evaluation.config import EvaluateStage
 from recsys.metrics import Statistics, metric_name, per_user, without_label
-from recsys.tasks.judging_side import BLESSED, MODEL, Case, JudgingSide, Measured, Slice
+from recsys.tasks.judging_side import (
+    BLESSED,
+    MODEL,
+    STAGES,
+    Case,
+    JudgingSide,
+    Measured,
+    Slice,
+)
 
 Interval = tuple[float, float]
 _BLOCK_DRAWS = 2**24
@@ -148,9 +156,9 @@ class UserMeans:
 
     @property
     def baselines(self) -> list[str]:
-        """Names of the systems other than the model and the last blessed model."""
+        """Names of the systems other than the model, its stages and the last blessed model."""
         systems = dict.fromkeys(key.system for key in self._columns)
-        return [system for system in systems if system not in (MODEL, BLESSED)]
+        return [system for system in systems if system not in (MODEL, BLESSED, *STAGES)]
 
     def mean(self, key: Key) -> float | None:
         """Returns the mean over the users with a value; None if there are none.
@@ -291,9 +299,9 @@ class Figures:
         known = {key: value for key, value in means.items() if value is not None}
         return {**known, **measured.totals}
 
-    def intervals(self) -> dict[str, list[float]]:
-        """Returns the intervals of the model's metrics."""
-        intervals = {key: self.means.interval(Key(MODEL, key)) for key in self._accuracy}
+    def intervals(self, system: str = MODEL) -> dict[str, list[float]]:
+        """Returns the intervals of a system's metrics."""
+        intervals = {key: self.means.interval(Key(system, key)) for key in self._accuracy}
         return {key: list(ends) for key, ends in intervals.items() if ends is not None}
 
     def comparisons(self) -> dict[str, dict[str, Any]]:
@@ -324,8 +332,9 @@ class Figures:
             "is_small": part.sizes["users"] < self._stage.evaluate.small_slice,
             "metrics": figures[MODEL],
             "interval": None if interval is None else list(interval),
-            "baselines": {name: figures[name] for name in self._others if name != BLESSED},
+            "baselines": {name: figures[name] for name in self.means.baselines},
             "blessed_model": figures.get(BLESSED),
+            **{stage: {"metrics": figures[stage]} for stage in STAGES if stage in figures},
             "comparisons": {other: self._difference(key, other) for other in self._others},
         }
 

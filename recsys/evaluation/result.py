@@ -13,7 +13,7 @@ from recsys.errors import UsageError
 from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
 from recsys.metrics import metric_name
 from recsys.system.files import commit_text, read_result
-from recsys.tasks.judging_side import BLESSED
+from recsys.tasks.judging_side import BLESSED, STAGES
 
 _ROUNDING = 1e-8
 """Differences below this are rounding errors, and are shown as 0."""
@@ -147,7 +147,9 @@ class EvaluationResult(Shown):
         """Returns sentences on systems that were not measured, and the decision."""
         left_out = self.content["baselines_left_out"].items()
         why = [f"{self._title_of(name)} was not measured: {text}" for name, text in left_out]
-        return [*why, self.sentence]
+        pair = self.content.get("pair")
+        stages = [] if pair is None else [pair["sentence"], pair["exposure_bias"]]
+        return [*why, *stages, self.sentence]
 
     def to_pandas(self) -> Any:
         """Returns a `pandas.DataFrame` with a row for each metric and a column for each system."""
@@ -160,7 +162,8 @@ class EvaluationResult(Shown):
 
     def _others(self) -> dict[str, dict[str, float]]:
         baselines = self.content["baselines"].items()
-        others = {self._title_of(name): figures for name, figures in baselines}
+        others = {one: self.content[one]["metrics"] for one in STAGES if one in self.content}
+        others |= {self._title_of(name): figures for name, figures in baselines}
         blessed = self.content["blessed_model"]
         return others if blessed is None else {**others, _BLESSED_TITLE: blessed}
 

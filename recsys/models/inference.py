@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _BLOCK, _UNIT = 1024, 128
 """Maximum number of rows that a device embeds at a time, and a divisor of that number."""
+_BLOCK_ITEMS = 2**16
+"""Number of items of lists that a device scores at a time."""
 ModelT = TypeVar("ModelT", bound=LookupModel)
 
 
@@ -41,7 +43,12 @@ class _Blocks(Generic[ModelT]):
         return [variable.value for variable in self.model.variables]
 
     def _blocks(
-        self, run: Any, inputs: Callable[[np.ndarray], dict[str, Any]], n: int
+        self,
+        run: Any,
+        inputs: Callable[[np.ndarray], dict[str, Any]],
+        n: int,
+        most: int = _BLOCK,
+        unit: int = _UNIT,
     ) -> Iterator[np.ndarray]:
         """Runs a function over blocks of one shape, so that it compiles once.
 
@@ -51,8 +58,8 @@ class _Blocks(Generic[ModelT]):
         variables = self._variables()
         sharding = _sharding(by_rows=True)
         n_parts = 1 if sharding is None else int(sharding.mesh.shape[sharding.spec[0]])
-        unit = n_parts * _UNIT
-        length = -(-min(max(n, _BLOCK), _BLOCK * n_parts) // unit) * unit
+        unit *= n_parts
+        length = -(-min(max(n, most), most * n_parts) // unit) * unit
         for start in range(0, n, length):
             size = min(length, n - start)
             if sharding is None:
@@ -87,6 +94,43 @@ class ScoreInference(_Blocks["RankingModel"]):
             n: Number of rows.
         """
         return self._blocks(self._scores, inputs, n)
+
+
+class ListInference(_Blocks["RankingModel"]):
+    """Scores lists of items, one for each query, which is looked up and encoded once."""
+
+    def __init__(self, model: RankingModel) -> None:
+        super().__init__(model)
+        of_query = {x.name for x in model.inputs_of_sides if x.side == "user"}
+        ops = keras.ops
+
+        def scores(inputs: dict[str, Any]) -> Any:
+            n_queries, n_items = inputs["id_row"].shape
+            query = {name: x for name, x in inputs.items() if name in of_query}
+            rows = {
+                name: ops.reshape(x, (n_queries * n_items, *x.shape[2:]))
+                for name, x in inputs.items()
+                if name not in of_query
+            }
+            place = ops.repeat(ops.arange(n_queries), n_items)
+            joint = model.joint_scores(model.score_pairs(query, rows, place))
+            stacked = ops.stack([joint[name] for name in model.label_names], axis=1)
+            return ops.reshape(stacked, (n_queries, n_items, -1))
+
+        self._scores = _compiled(model, scores, _sharding())
+
+    def blocks(
+        self, inputs: Callable[[np.ndarray], dict[str, Any]], n: int, n_items: int
+    ) -> Iterator[np.ndarray]:
+        """Yields log odds and amounts `[b, n_items, labels]` float32; see `ScoreInference.blocks`.
+
+        Args:
+            inputs: Returns the model's inputs of lists `[b]`: those of the query `[b, …]`, those
+                of items and rows `[b, n_items, …]`.
+            n: Number of lists.
+            n_items: Length of each list.
+        """
+        return self._blocks(self._scores, inputs, n, max(1, _BLOCK_ITEMS // n_items), unit=1)
 
 
 class Inference(_Blocks[RetrievalModel]):

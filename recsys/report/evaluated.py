@@ -9,7 +9,7 @@ from recsys.evaluation.result import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
 from recsys.metrics import metric_name
 from recsys.report.runs import Artifacts, MissingError
-from recsys.tasks.judging_side import BLESSED, MODEL
+from recsys.tasks.judging_side import BLESSED, MODEL, RERANKED, STAGES
 
 _OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
 _STYLES = (MODEL, "popularity", "recent_popularity", "item_knn", "ials", BLESSED)
@@ -56,7 +56,8 @@ class Evaluated:
             raise MissingError("The evaluation has no metrics.")
         self.part = part
         self.metrics: dict[str, Any] = metrics
-        self._figures = {MODEL: metrics, **(part.get("baselines") or {})}
+        stages = {name: part[name]["metrics"] for name in STAGES if part.get(name)}
+        self._figures = {MODEL: metrics, **stages, **(part.get("baselines") or {})}
         if part.get(BLESSED):
             self._figures[BLESSED] = part[BLESSED]
         self.others = [key for key in self._figures if key != MODEL]
@@ -101,7 +102,7 @@ class Evaluated:
             key: value
             for key in self.others
             if is_number(value := self.figure(key, self.deciding))
-            and not (of_baselines and key == BLESSED)
+            and key not in ((BLESSED, *STAGES) if of_baselines else (RERANKED,))
         }
         best = min if self.is_lower(self.deciding) else max
         return best(known, key=lambda key: known[key], default=None)

@@ -368,7 +368,8 @@ def read_users(artifacts: Artifacts) -> dict[str, Any] | None:
 
 def _user(example: Mapping[str, Any]) -> dict[str, Any]:
     history = example.get("history") or []
-    now, before = (example.get(name) for name in ("recommended", "blessed_recommended"))
+    lists = ("recommended", "retrieved", "blessed_recommended")
+    now, retrieved, before = (example.get(name) for name in lists)
     now = (now or [])[:_SHOWN_ITEMS]
     known = None if before is None else {item.get("id") for item in before[:_SHOWN_ITEMS]}
     is_new = [known is not None and item.get("id") not in known for item in now]
@@ -377,6 +378,7 @@ def _user(example: Mapping[str, Any]) -> dict[str, Any]:
         "history": history[:_SHOWN_ITEMS],
         "n_earlier": len(history) - _SHOWN_ITEMS,
         "now": [{**item, "is_new": new} for item, new in zip(now, is_new, strict=True)],
+        "retrieved": None if retrieved is None else retrieved[:_SHOWN_ITEMS],
         "before": None if before is None else before[:_SHOWN_ITEMS],
         "n_alike": len(now) - sum(is_new),
     }

@@ -28,16 +28,23 @@ def read_labels(artifacts: Artifacts) -> dict[str, Any] | None:
     labels = evaluation["labels"]
     if not labels:
         raise MissingError("The evaluation has no labels.")
-    bins = {name: one["calibration"] for name, one in labels.items() if one.get("calibration")}
     rates = evaluation.get("label_rates") or {}
     return {
-        "calibration": [_calibration(name, own) for name, own in bins.items()],
-        "bins": bins,
-        "calibration_keys": [("the model", key(0)), ("perfect calibration", key(_DIAGONAL))],
+        **calibration_of(labels),
         "rates": [_rates(name, periods) for name, periods in rates.items() if periods],
         "rate_keys": [(name, key(style)) for style, name in enumerate(_PARTS)],
         "coverage": evaluation.get("coverage") or [],
         "negatives": (evaluation.get("negatives") or {}).get("meaning", ""),
+    }
+
+
+def calibration_of(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns charts of the calibration of labels, with their legend and bins."""
+    bins = {name: one["calibration"] for name, one in labels.items() if one.get("calibration")}
+    return {
+        "calibration": [_calibration(name, own) for name, own in bins.items()],
+        "bins": bins,
+        "calibration_keys": [("the model", key(0)), ("perfect calibration", key(_DIAGONAL))],
     }
 
 

@@ -231,7 +231,11 @@ _MOST_CURVES = 20
 
 def read_training(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the training in figures, and the curves of its losses, metrics and validation."""
-    training = artifacts.training
+    return training_of(artifacts.training, artifacts.config)
+
+
+def training_of(training: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures and curves of a `training.json`, of a config with `train`."""
     recorded, validations = training.get("curve") or [], training.get("validation") or []
     names = dict.fromkeys(["loss", *(name for point in recorded for name in point)])
     charts = [
@@ -239,7 +243,7 @@ def read_training(artifacts: Artifacts) -> dict[str, Any]:
         for name in names
         if name not in ("step", "temperature") and (points := _points(recorded, name))
     ]
-    if metric := _watched(artifacts, validations):
+    if metric := _watched(config, validations):
         title = f"Validation {metric_title(metric)}"
         charts.insert(1, _curve(title, _points(validations, metric), training.get("best_step")))
     n_lost = len(recorded) - len(_points(recorded, "loss"))
@@ -257,9 +261,9 @@ def _curve(title: str, points: Sequence[tuple[float, float]], best: Any = None) 
     return Chart(title, caption, series, x_name="step", from_zero=False)
 
 
-def _watched(artifacts: Artifacts, validations: Sequence[Mapping[str, Any]]) -> str:
+def _watched(config: Mapping[str, Any], validations: Sequence[Mapping[str, Any]]) -> str:
     """Returns the validation metric; empty without validation."""
-    wanted = ((artifacts.config.get("train") or {}).get("validation") or {}).get("metric")
+    wanted = ((config.get("train") or {}).get("validation") or {}).get("metric")
     named = [
         name
         for validation in validations

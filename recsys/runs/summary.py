@@ -68,6 +68,7 @@ def run_summary(run_id: str | None, result: Mapping[str, Any], root: Path) -> di
         "state": state_of(result),
         "verdict": result.get("sentence"),
         "warning": result.get("warning") or None,
+        "second_stage": result.get("second_stage"),
         "error": result.get("error"),
         "step": result.get("step"),
         "deciding": result.get("deciding"),
@@ -149,6 +150,8 @@ def _parts(summary: Mapping[str, Any]) -> Iterator[str]:
     yield from _metric(summary)
     if summary.get("warning"):
         yield "worse than popularity"
+    if "left out" in (summary.get("second_stage") or ""):
+        yield "without its ranker"
     if summary.get("version") is not None:
         yield f"version {summary['version']} is served"
     elif summary.get("not_pushed"):

@@ -33,18 +33,22 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--data", type=Path, required=True, help="data folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of evaluation.json")
     parser.add_argument("--blessed", type=Path, help="model folder or bundle to compare with")
+    parser.add_argument(
+        "--blessed-second-stage", choices=["kept", "left_out"], help="how it is served, if a pair"
+    )
     add_process_options(parser)
     check_command_line(["evaluate", *(sys.argv[1:] if arguments is None else arguments)])
     options = parser.parse_args(arguments)
     os.environ.setdefault("KERAS_BACKEND", "jax")  # For plugins, which may import Keras.
     stage = load_stage(options.config, EvaluateStage)
-    names = ("config", "model", "data", "out", "blessed")
+    names = ("config", "model", "data", "out", "blessed", "blessed_second_stage")
     summary = run_in_processes("recsys.stages.evaluate", options, names)
     if summary is not None:
         return summary
     from recsys.evaluation.evaluation_file import run
 
-    return run(stage, options.model, options.data, options.out, options.blessed)
+    folders = options.model, options.data, options.out, options.blessed
+    return run(stage, *folders, options.blessed_second_stage)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # It loads Keras.
 
 MODEL, BLESSED = "model", "blessed_model"
 """Names of the evaluated model and of the last blessed one among the systems."""
+RETRIEVER, RERANKED = "retriever", "reranked"
+"""Names of a pair's other lists: those of its retriever, or, if its ranker is left out, the lists
+that the ranker has ordered."""
+STAGES = (RETRIEVER, RERANKED)
 Progress = Callable[[int, int], None]
 """Called with the number of finished queries and the total."""
 SystemProgress = Callable[[str, int, int], None]
@@ -247,6 +251,19 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
             elif is_whole:
                 values[key] = x._replace(counts=x.counts * (n_inside > 0))
         return values
+
+    def first_stage(
+        self, case: CaseT, measured: MeasuredT
+    ) -> tuple[MeasuredT, Mapping[str, Any]] | None:
+        """Returns the values of the first of two stages alone, and fields of `pair`.
+
+        None for a model of one stage.
+        """
+        return None
+
+    def without_second_stage(self, system: SystemT) -> SystemT:
+        """Returns the first stage of a system."""
+        return system
 
     def more(
         self, case: CaseT, systems: Mapping[str, SystemT], measured: Mapping[str, MeasuredT]

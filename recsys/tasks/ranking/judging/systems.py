@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
+import pyarrow as pa
 
 from recsys.data import event_features
 from recsys.data.dataset import Data, feature_tables
@@ -33,6 +34,8 @@ from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
+
+    from recsys.models.ranking_model import RankingModel
 
 _BLOCK = 4096
 ReadRows = Callable[[np.ndarray], Read]
@@ -171,22 +174,29 @@ def of_model(
         inputs: Vocabularies and features of users, items and events.
         calibration: Calibration of labels; the others have the model's own probabilities.
     """
-    model, by_default = inference.model, Temperature()
-    config, labels = model.spec.config, model.spec.labels
+    model = inference.model
+    config = model.spec.config
 
     def blocks(read: ReadRows, n: int) -> Iterator[np.ndarray]:
         def of_rows(which: np.ndarray) -> dict[str, Any]:
             return model_inputs(read(which), inputs, config)
 
         for scores in inference.blocks(of_rows, n):
-            predicted = scores.astype(np.float64)
-            for number, name in enumerate(model.label_names):
-                if not labels[name].is_amount:
-                    own = calibration.get(name, by_default)
-                    predicted[:, number] = own.apply(scores[:, number])
-            yield predicted
+            yield calibrated(model, scores, calibration)
 
     return Predictor(inputs, config, model.label_names, blocks)
+
+
+def calibrated(
+    model: RankingModel, scores: np.ndarray, calibration: Mapping[str, Calibration]
+) -> np.ndarray:
+    """Returns probabilities and amounts `[…, labels]` float64 of the joint scores of a model."""
+    predicted = scores.astype(np.float64)
+    for number, name in enumerate(model.label_names):
+        if not model.spec.labels[name].is_amount:
+            own = calibration.get(name, Temperature())
+            predicted[..., number] = own.apply(scores[..., number])
+    return predicted
 
 
 class System:
@@ -231,7 +241,8 @@ class System:
             found = part.read(rows.numbers[which])
             if is_drawn:  # All rows then have the row features of drawn items.
                 found = part.of_items(found, rows.item_row[which])
-            return self._own(found, rows.user[which])
+            of_users = self._data.store.eval_users.ids
+            return self.own(found, lambda: of_users.take(rows.user[which]))
 
         predicted, done = np.empty((len(rows), len(self.labels))), 0
         for block in self._predictor.blocks(read, len(rows)):
@@ -244,8 +255,13 @@ class System:
             name: rows.among_drawn(found[name]) for name in rows.drawn_labels if name in found
         }
 
-    def _own(self, read: Read, user: np.ndarray) -> Read:
-        """Returns rows that were read from the data in the system's own rows."""
+    def own(self, read: Read, user_ids: Callable[[], pa.Array]) -> Read:
+        """Returns rows that were read from the data in the system's own rows.
+
+        Args:
+            read: The rows `[n]`, each with an item, or with several, `[n, items]`.
+            user_ids: Returns the ids of their users `[n]`, text.
+        """
         inputs = self._predictor.inputs
         own = {
             name: self._tokens[name][x] if name in self._tokens else x for name, x in read.items()
@@ -253,12 +269,12 @@ class System:
         if self._item_rows is not None:
             own |= {name: self._item_rows[read[name]] for name in ("item_row", "history")}
         if not self._has_users:
-            own["user_row"] = inputs.users.rows(self._data.store.eval_users.ids.take(user))
+            own["user_row"] = inputs.users.rows(user_ids())
         for event in inputs.event_inputs(self._predictor.config):
             if event.name not in own:
                 own[event.name] = event.missing_for(read["history"])
         for one in filter(is_row_feature, inputs.event_features):
             if one.name not in own:
-                shape = (len(user), one.feature.floats or one.feature.width)
+                shape = (*read["item_row"].shape, one.feature.floats or one.feature.width)
                 own[one.name] = np.zeros(shape, "float32" if one.feature.floats else "int32")
         return own

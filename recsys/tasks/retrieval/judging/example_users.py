@@ -17,8 +17,6 @@ from recsys.data.store import InteractionStore
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, ranges
 from recsys.tasks.retrieval.judging.queries import Queries
-from recsys.tasks.retrieval.judging.ranking import rank
-from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.systems import System
 
 _CHOSEN_USERS = 3
@@ -45,8 +43,9 @@ def example_users(
 
     Returns:
         The users with `history`, `recommended`, the recommended items that are held out
-        (`held_out`), and the last blessed model's recommendations (`blessed_recommended`);
-        and the wanted ids that are not in the data.
+        (`held_out`), the list of the first stage, if there are two (`retrieved`), and the last
+        blessed model's recommendations (`blessed_recommended`); and the wanted ids that are not in
+        the data.
     """
     store = data.store
     ids = list(wanted) or _busiest(store)
@@ -56,14 +55,16 @@ def example_users(
     there = [i for i in range(len(ids)) if has_row[i] or trained[i] >= 0 or len(held_out[i])]
     chosen = [ids[i] for i in there]
     queries = _queries_at_cut(data, chosen, trained[there], [held_out[i] for i in there])
-    lists = _lists(model, chosen, queries, mask_seen)
-    of_blessed = None if blessed is None else _lists(blessed, chosen, queries, mask_seen)
+    first, lists = _lists(model, chosen, queries, mask_seen)
+    retrieved = None if model.reranker is None else first
+    of_blessed = None if blessed is None else _lists(blessed, chosen, queries, mask_seen)[1]
     histories, catalogue = queries.histories(_ITEMS), data.catalogue
     examples = [
         {
             "user_id": id_,
             "history": [_item(catalogue, row) for row in histories[i] if catalogue.is_item[row]],
             "recommended": _recommended(catalogue, lists, i, queries),
+            "retrieved": retrieved and _recommended(catalogue, retrieved, i, queries),
             "blessed_recommended": of_blessed and _recommended(catalogue, of_blessed, i, queries),
         }
         for i, id_ in enumerate(chosen)
@@ -71,13 +72,12 @@ def example_users(
     return examples, [id_ for i, id_ in enumerate(ids) if i not in there]
 
 
-def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> RankResults:
-    history = queries.histories(system.history)
-    given = queries.given(system.inputs, system.history)
-    embedded = system.embed(pa.array(ids, pa.large_string()), history, given)
-    scorer = DotProducts(embedded, system.candidates)
+def _lists(
+    system: System, ids: Sequence[str], queries: Queries, mask_seen: bool
+) -> tuple[RankResults, RankResults]:
+    """Returns the lists of the first stage, and those of the whole system."""
     masked = queries.seen if mask_seen else RaggedRows.empty(len(queries))
-    return rank(scorer, queries.positives, masked, system.is_candidate, _ITEMS)
+    return system.lists(pa.array(ids, pa.large_string()), queries, masked, _ITEMS)
 
 
 def _recommended(

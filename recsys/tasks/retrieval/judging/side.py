@@ -152,7 +152,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
 
     def _case(self, kind: Protocol, systems: Mapping[str, System]) -> Case:
         config, masks_seen = self.stage.evaluate, self.stage.repeats == "exclude"
-        inputs = {name for system in systems.values() for name in system.inputs}
+        inputs = {name for system in systems.values() for name in system.of_events}
         queries = protocols.make_queries(
             self.data.store,
             kind,
@@ -191,6 +191,12 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
             counts,
         )
 
+    @property
+    def deciding_k(self) -> int:
+        """Cut-off of the deciding metric; the smallest one if it has none."""
+        digits = re.search(r"@(\d+)$", self.stage.bless.metric)
+        return int(digits[1]) if digits else min(self.stage.evaluate.k)
+
     @functools.cached_property
     def _training(self) -> BaselineData:
         store, config = self.data.store, self.stage.evaluate
@@ -208,8 +214,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
         """Returns the exposure of items at the deciding cut-off; None without lists."""
         if self.stage.evaluate.sampled_negatives is not None:
             return None
-        digits = re.search(r"@(\d+)$", self.stage.bless.metric)
-        k = int(digits[1]) if digits else min(self.stage.evaluate.k)
+        k = self.deciding_k
         is_item = self.data.catalogue.is_item
         times = times_shown(model.ranking.top, len(is_item), k)
         return exposure(times[is_item], self.data.items.row_counts[is_item], k)

@@ -8,10 +8,11 @@ give them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import numpy as np
@@ -23,14 +24,23 @@ from recsys.data.event_features import LearnedFeature, load_event_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.distributed.coordination import from_primary, is_primary, meet
 from recsys.errors import RecsysError
+from recsys.kernels.rank_jobs import RankResults
 from recsys.models.inference import Inference
 from recsys.models.inputs import Given, ModelInputs
+from recsys.ragged import RaggedRows
+from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.ranking_devices import ShardedCandidates, embedded_catalogue
-from recsys.tasks.retrieval.judging.scores import Candidates, largest_of_rows
+from recsys.tasks.retrieval.judging.scores import (
+    Candidates,
+    DotProducts,
+    check_scores,
+    largest_of_rows,
+)
 from recsys.tasks.retrieval.probe import check_probe, read_probe
 
 if TYPE_CHECKING:
@@ -216,6 +226,27 @@ def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, 
     return items, candidates, history
 
 
+class Reranker(Protocol):
+    """A second stage, which orders the items at the top of a system's lists.
+
+    Attributes:
+        candidates: Number of these items.
+        inputs: Names of its inputs that come from events.
+    """
+
+    candidates: int
+    inputs: tuple[str, ...]
+
+    def scores(
+        self,
+        user_ids: pa.Array,
+        queries: Queries,
+        lists: RankResults,
+        progress: Progress | None = None,
+    ) -> np.ndarray:
+        """Returns the scores `[n, candidates]` float32 of the first items, -inf at padding."""
+
+
 class System:
     """A model to measure, mapped to the item rows of a data folder.
 
@@ -230,9 +261,11 @@ class System:
         name: Display name.
         embeddings: Its embeddings, in its own rows.
         data: The data folder.
+        reranker: Its second stage, if it has one.
 
     Attributes:
         name: Display name.
+        reranker: Its second stage.
         is_candidate: Item rows of the data that it can recommend `[item rows]` bool.
         candidates: Their embeddings `[item rows, dim]` float32; zeros for all others.
 
@@ -241,8 +274,15 @@ class System:
             are held out in the data (R411).
     """
 
-    def __init__(self, name: str, embeddings: SystemEmbeddings, data: Data) -> None:
+    def __init__(
+        self,
+        name: str,
+        embeddings: SystemEmbeddings,
+        data: Data,
+        reranker: Reranker | None = None,
+    ) -> None:
         self.name, self._data, self._embed = name, data, embeddings.queries
+        self.reranker = reranker
         self.history: int = embeddings.history
         """Maximum number of newest items in a history."""
         self.inputs = embeddings.inputs
@@ -259,6 +299,49 @@ class System:
         self._width = embeddings.width
 
     @property
+    def of_events(self) -> set[str]:
+        """Names of the inputs of all stages that come from events."""
+        return {*self.inputs, *(() if self.reranker is None else self.reranker.inputs)}
+
+    def alone(self) -> System:
+        """Returns the system without its second stage."""
+        first = copy.copy(self)
+        first.reranker = None
+        return first
+
+    def lists(
+        self,
+        user_ids: pa.Array,
+        queries: Queries,
+        masked: RaggedRows,
+        k: int,
+        progress: Progress | None = None,
+    ) -> tuple[RankResults, RankResults]:
+        """Ranks the positives of queries by the first stage, and by the whole system.
+
+        Args:
+            user_ids: Ids of the users `[n]`, text; they may be unknown.
+            queries: The queries `[n]`.
+            masked: Item rows to leave out of each list.
+            k: Length of the lists.
+            progress: Called with the number of finished queries and the total.
+        """
+        given = queries.given(self.inputs, self.history)
+        embedded = self.embed(user_ids, queries.histories(self.history), given)
+        scorer, second = DotProducts(embedded, self.candidates), self.reranker
+        n = k if second is None else max(k, second.candidates)
+        first = rank(scorer, queries.positives, masked, self.is_candidate, n, progress)
+        if second is None:
+            return first, first
+        scores = second.scores(user_ids, queries, first, progress)
+        last = reordered(first, scores, queries.positives)
+        short, last = (
+            one._replace(top=one.top[:, :k], top_scores=one.top_scores[:, :k])
+            for one in (first, last)
+        )
+        return short, last
+
+    @property
     def directions(self) -> Candidates:
         """Part of the embeddings that defines similarity `[item rows, dim]`, without biases."""
         if isinstance(self.candidates, np.ndarray):
@@ -271,9 +354,12 @@ class System:
         Raises:
             RecsysError: An embedding is not finite (R402), or the bundle can't be loaded.
         """
-        ids = self._data.store.eval_users.ids.take(pa.array(queries.user))
         given = queries.given(self.inputs, self.history)
-        return self.embed(ids, queries.histories(self.history), given)
+        return self.embed(self.user_ids(queries), queries.histories(self.history), given)
+
+    def user_ids(self, queries: Queries) -> pa.Array:
+        """Returns the ids `[n]` of the evaluation users of `queries` `[n]`, text."""
+        return self._data.store.eval_users.ids.take(pa.array(queries.user))
 
     def embed(
         self, user_ids: pa.Array, history: np.ndarray, given: Given | None = None
@@ -300,6 +386,35 @@ class System:
         embedded = self._embed(user_ids, rows, *([own] if self.inputs else []))
         check_numbers(self.name, embedded)
         return embedded
+
+
+def reordered(ranking: RankResults, scores: np.ndarray, positives: RaggedRows) -> RankResults:
+    """Returns a ranking whose lists are ordered by the scores of a second stage.
+
+    Ties stay in the order of the first stage, and so do all items after those with a score.
+
+    Args:
+        ranking: Ranking of the first stage.
+        scores: Scores of the first items of each list `[n, items]` float32, -inf at padding.
+        positives: Held-out item rows of each query.
+
+    Raises:
+        RecsysError: A score is NaN (R405).
+    """
+    scores = scores[:, : ranking.top.shape[1]]
+    n_items, bad = scores.shape[1], np.isnan(scores)
+    rows = np.take_along_axis(ranking.top, bad.argmax(axis=1)[:, None], axis=1)[:, 0]
+    check_scores(np.where(bad.any(axis=1), rows, -1), 0)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    top, top_scores = ranking.top.copy(), ranking.top_scores.copy()
+    top[:, :n_items] = np.take_along_axis(top[:, :n_items], order, axis=1)
+    top_scores[:, :n_items] = np.take_along_axis(scores, order, axis=1)
+    place, owner = np.argsort(order, axis=1), positives.owner()
+    # The first items are those of the ranks 1, 2, …; other positives keep their rank.
+    is_scored = ranking.ranks <= np.minimum(n_items, ranking.n_ranked[owner])
+    ranks = ranking.ranks.copy()
+    ranks[is_scored] = 1 + place[owner[is_scored], ranks[is_scored] - 1]
+    return ranking._replace(ranks=ranks, top=top, top_scores=top_scores)
 
 
 def _in_rows(

@@ -1,0 +1,204 @@
+"""The judging side of a pair: the ranker orders the retriever's candidates of each query.
+
+Statistics of earlier events are as of the cut, as those of a bundle are as of its data. Filters,
+caps and diversity of `ranker` are rules of serving, and are not applied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+
+from recsys.data.dataset import Data
+from recsys.data.event_log import input_dtype
+from recsys.data.statistics import StatisticsState
+from recsys.distributed.coordination import meet
+from recsys.kernels.rank_jobs import RankResults
+from recsys.metrics.rankings import Recall
+from recsys.models.inference import ListInference, ScoreInference
+from recsys.models.ranking_model import RETRIEVER
+from recsys.pair.folder import ranker_of, read_pair
+from recsys.pair.lists import list_features, normalised
+from recsys.tasks.judging_side import Progress
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.ranking.calibration_file import load_calibration
+from recsys.tasks.ranking.judging import systems as ranking
+from recsys.tasks.ranking.probe import check_probe
+from recsys.tasks.ranking.rows import is_row_feature, model_inputs
+from recsys.tasks.retrieval.judging.case import Case, Measured
+from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.retrieval.judging.side import RetrievalJudging
+from recsys.tasks.retrieval.judging.systems import Reranker, System
+
+if TYPE_CHECKING:
+    from keras.distribution import DeviceMesh
+
+_BIAS = (
+    "The lists are judged by what users took from the lists of an earlier system. An item that it"
+    " didn't show counts as a miss, so a ranker that departs from it is underrated."
+)
+
+
+class Ranker(Reranker):
+    """The ranker of a pair on a data folder.
+
+    Args:
+        folder: The ranker's folder.
+        name: Display name.
+        data: The data folder.
+        mesh: Devices to split tables over; None: this process holds them whole.
+
+    Raises:
+        RecsysError: It is damaged (R310, R396), computes other numbers than in training (R311), or
+            shares no item with the data (R403).
+    """
+
+    def __init__(self, folder: Path, name: str, data: Data, mesh: DeviceMesh | None) -> None:
+        self.config, self._data = read_pair(folder), data
+        self.candidates = self.config.candidates
+        trained, calibration = load_model(folder, mesh=mesh), load_calibration(folder)
+        meet()  # The processes may read at different speeds.
+        by_rows, self._lists = ScoreInference(trained.model), ListInference(trained.model)
+        check_probe(folder, by_rows, trained.inputs)
+        self._model, self._calibration = trained.model, calibration
+        predictor = ranking.of_model(by_rows, trained.inputs, calibration)
+        self._system = ranking.System(name, predictor, data)
+        self._inputs, self._config = trained.inputs, predictor.config
+        self.inputs = tuple(x.name for x in trained.inputs.event_inputs(self._config))
+        has_statistics = any(map(is_row_feature, data.event_features))
+        self._statistics = StatisticsState.open(data.folder, "cut") if has_statistics else None
+        # The retriever's layout may be active when this model scores.
+        self._layout: Any = keras.distribution.distribution()
+
+    def scores(
+        self,
+        user_ids: pa.Array,
+        queries: Queries,
+        lists: RankResults,
+        progress: Progress | None = None,
+    ) -> np.ndarray:
+        """Returns the scores `[n, candidates]` float32 of the first items, -inf at padding."""
+        items, of_retriever = (x[:, : self.candidates] for x in (lists.top, lists.top_scores))
+        user_row, length = self._data.users.rows(user_ids), max(1, self._config.history)
+
+        def of_lists(which: np.ndarray) -> dict[str, Any]:
+            part, item_row = queries.select(which), items[which]
+            read = {
+                "user_row": user_row[which],
+                "item_row": item_row,
+                "history": part.histories(length),
+                **part.given(self.inputs, length),
+                **self._statistics_of(user_row[which], item_row),
+            }
+            own = self._system.own(read, lambda: user_ids.take(pa.array(which)))
+            own[RETRIEVER] = self._of_retriever(of_retriever[which])
+            return model_inputs(own, self._inputs, self._config)
+
+        n, n_items = items.shape
+        scores, done = np.empty((n, n_items), np.float32), 0
+        with contextlib.nullcontext() if self._layout is None else self._layout.scope():
+            for block in self._lists.blocks(of_lists, n, n_items) if n_items else ():
+                predicted = ranking.calibrated(self._model, block, self._calibration)
+                of_labels = dict(
+                    zip(self._model.label_names, np.moveaxis(predicted, -1, 0), strict=True)
+                )
+                scores[done : done + len(block)] = self.config.formula.value(of_labels)
+                done += len(block)
+                if progress is not None:
+                    progress(done, n)
+        return np.where(np.isneginf(of_retriever), -np.inf, scores)
+
+    def _statistics_of(self, user_row: np.ndarray, item_row: np.ndarray) -> dict[str, np.ndarray]:
+        if self._statistics is None:
+            return {}
+        users = np.repeat(user_row, item_row.shape[1])
+        catalogue = self._data.catalogue
+        found = self._statistics.features(users, item_row.ravel(), catalogue)
+        return {
+            name: x.astype(input_dtype(x.dtype)).reshape(*item_row.shape, -1)
+            for name, x in found.items()
+        }
+
+    def _of_retriever(self, scores: np.ndarray) -> np.ndarray:
+        """Returns what a list says of its items `[b, items, 3]` float32, 0 at padding."""
+        rank = np.where(np.isneginf(scores), 0, np.arange(1, scores.shape[1] + 1))
+        rank, score = rank.astype(np.float32), normalised(scores).astype(np.float32)
+        return np.asarray(list_features(rank, score, self.candidates), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredPair(Measured):
+    """The values of a pair.
+
+    Attributes:
+        retriever: The values of its retriever alone, on the same queries.
+        candidates: Number of candidates of a query.
+    """
+
+    retriever: Measured
+    candidates: int
+
+
+class PairJudging(RetrievalJudging):
+    """Ranks the held-out events of each query by the retriever, then its candidates by the ranker.
+
+    Systems without a ranker are measured as those of retrieval.
+    """
+
+    def open_folder(self, folder: Path, name: str, mesh: DeviceMesh | None) -> System:
+        """Returns the system for a pair, or for the model folder of a retriever."""
+        system = super().open_folder(folder, name, mesh)
+        if (ranker := ranker_of(folder)) is not None:
+            system.reranker = Ranker(ranker, name, self.data, mesh)
+        return system
+
+    def measure(self, system: System, case: Case, progress: Progress | None) -> Measured:
+        """Ranks the positives by a system's scores; random negatives only by the retriever's."""
+        if system.reranker is None or case.sampled_negatives is not None:
+            return super().measure(system, case, progress)
+        started, queries, n = time.monotonic(), case.queries, system.reranker.candidates
+        user_ids = system.user_ids(queries)
+        first, last = system.lists(user_ids, queries, case.masked, max(case.ks), progress)
+        seconds = time.monotonic() - started
+        retriever, pair = (case.measured(ranking, seconds) for ranking in (first, last))
+        return MeasuredPair(pair.values, pair.totals, pair.seconds, last, retriever, n)
+
+    def first_stage(
+        self, case: Case, measured: Measured
+    ) -> tuple[Measured, Mapping[str, Any]] | None:
+        """Returns the values of a pair's retriever alone, and the funnel of its lists."""
+        if not isinstance(measured, MeasuredPair):
+            return None
+        retriever, n, k = measured.retriever, measured.candidates, self.deciding_k
+
+        def recall(ranking: RankResults, size: int) -> float | None:
+            lists = case.lists(ranking)
+            return lists.user_mean(Recall().per_query(lists, size))
+
+        first, n_items = retriever.ranking, int(case.items.is_candidate.sum())
+        steps = [
+            ("catalogue", n_items, first),
+            ("candidates", n, first),
+            ("list", k, measured.ranking),
+        ]
+        funnel: list[dict[str, Any]] = [
+            {"step": name, "items": min(size, n_items), "recall": recall(ranking, size)}
+            for name, size, ranking in steps
+        ]
+        funnel[-1]["retriever_recall"] = recall(first, k)
+        if (found := funnel[1]["recall"]) is not None:
+            totals = {**retriever.totals, f"recall@{n}": found}
+            retriever = dataclasses.replace(retriever, totals=totals)
+        return retriever, {"candidates": n, "funnel": funnel, "exposure_bias": _BIAS}
+
+    def without_second_stage(self, system: System) -> System:
+        """Returns the retriever of a pair."""
+        return system.alone()
