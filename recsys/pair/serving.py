@@ -29,6 +29,7 @@ from recsys.savedmodel.signatures import (
     LIST_PADDING,
     LIST_RANK,
     LIST_SCORE,
+    ORDER,
     RANK,
     RANK_ENCODED,
     SCORE,
@@ -72,6 +73,7 @@ class PairRank(Rank):
         features = {RETRIEVER: list_features(rank, score, self.pair.candidates, xp=ops)}
         read = {name: x for name, x in features.items() if name in inputs}
         answers = self.rank_with(read, user_id, history, item_id, columns)
+        del answers[ORDER]  # Items are ordered by the score.
         return {**answers, SCORE: self.pair.formula.value(answers)}
 
 
