@@ -45,7 +45,7 @@ def test_rows_and_states_are_what_earlier_rows_with_known_labels_say(
         x.ids_of_rows.to_pylist() for x in (data.users, data.items)
     )  # fmt: skip
     trained = [row for row in world.rows if row[:3] in world.trained]
-    likes = [x.like for x in trained if x.time + delay <= store.cut]
+    likes = [x.like for x in trained if not delay or x.time + delay <= store.cut]
     known = [like for like in likes if like is not None]
     assert prior_mean(data.event_features[1].learned) == pytest.approx(sum(known) / len(known))
     parts = (store.train_rows, store.train_users), (store.eval_rows, store.eval_users)
