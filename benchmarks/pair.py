@@ -75,10 +75,11 @@ def make_bundle(out: str, items: int, users: int, candidates: int) -> str:
     from benchmarks import worlds
     from recsys.bundles.export import Sources, export
     from recsys.config import ExportConfig, ExportStage, TrainStage, TwoTowerConfig
+    from recsys.models import ModelInputs
 
     work = Path(out).parent / f"{Path(out).name}.work"
     write_data(work / "data", users, items)
-    inputs = worlds.ModelInputs.open(work / "data")
+    inputs = ModelInputs.open(work / "data")
     retriever = TrainStage(model=TwoTowerConfig(dim=64, history=8, widths=(64,)))
     worlds.write_model(work, retriever, inputs)
     write_ranker(work / "model", work / "data", inputs, candidates)
