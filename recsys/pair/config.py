@@ -13,6 +13,10 @@ from recsys.strict import Share, Strict
 from recsys.tasks.config import TrainConfig, TrainStage, of_task
 
 _TASK = RankingConfig.task
+_OTHER_OUTPUTS = frozenset(
+    {"candidate_ids", "known", "retriever", "score", "scores", "source", "stage"}
+)
+"""Names of other outputs of a pair's bundle."""
 
 
 class RankerConfig(Strict):
@@ -56,6 +60,11 @@ class RankerConfig(Strict):
             raise ValueError(
                 f"ranker.model must be a model of the task {_TASK}; received"
                 f" {name_of('model', self.model)}, a model of {self.model.task}"
+            )
+        if taken := _OTHER_OUTPUTS & {*self.labels}:
+            raise ValueError(
+                f"ranker.labels must have another name than {min(taken)}: a bundle has an output of"
+                " this one"
             )
         # A config whose keys were sorted still has the order of the labels in the model.
         order = self.model.labels or tuple(self.labels)

@@ -64,6 +64,7 @@ def test_the_retriever_does_not_depend_on_the_ranker(file):
         ("ranker.labels={buy: 1}", "must name labels of the data .*'buy'"),
         ("ranker.score=buy", r"ranker\.score must have a label \(like, click\)"),
         ("ranker.model.type=two_tower", "must be a model of the task ranking"),
+        ("ranker.labels={score: 1}", "another name than score"),
         ("ranker.model.labels=[click]", "ranker.labels has them"),
         ("ranker.train.loss=bpr", "a loss of the model's task, ranking"),
         ("ranker.only={colour: [red]}", r"features of items that have tokens \(stock\)"),
