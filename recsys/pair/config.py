@@ -42,8 +42,6 @@ class RankerConfig(Strict):
     negatives: Annotated[int, Field(ge=2)] = 8
     """Without impressions: number of negatives of a row, half of them drawn from the retriever's
     candidates, half from all items."""
-    share_tables: bool = False
-    """Whether the ranker reads the retriever's tables, frozen, in place of its own."""
     deadline_ms: PositiveFloat = 50.0
     """Time after which a request is answered with the retriever's list [ms]."""
     diversity: Annotated[Share, Field(lt=1.0)] = 0.0
