@@ -8,6 +8,7 @@ the row, nor on anything after it. Lists of the final retriever would: it was tr
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,7 +126,8 @@ class _Drawing:
     def of(cls, stage: PairStage, data: Data, inner: Path) -> _Drawing:
         # As in an evaluation: one process holds everything.
         mesh = device_mesh() if jax.process_count() > 1 else None
-        system = System("the inner retriever", open_folder(inner, "it", mesh), data)
+        name = f"the inner retriever ({inner})"
+        system = System(name, open_folder(inner, name, mesh), data)
         config = registry.Choice("model").read(read_summary(inner)["spec"]["config"])
         rows = Rows.of(data.store, "train", ModelInputs.of_data(data), config)
         log, ranker = rows.log, stage.ranker
@@ -214,22 +216,28 @@ class _Drawing:
         start, end = past.offsets[user], np.asarray(self.rows.log.history_end[numbers])
         places, lengths = ranges(start, end - start), end - start
         if self.data.store.has_others:  # Only positives are left out.
-            is_left_out = past.is_positive[places]
+            is_left_out = self._is_positive[places]
             owner = np.repeat(np.arange(len(user)), lengths)[is_left_out]
             places, lengths = places[is_left_out], np.bincount(owner, minlength=len(user))
         return RaggedRows(past.item_row[places], np.concatenate([[0], np.cumsum(lengths)]))
+
+    @functools.cached_property
+    def _is_positive(self) -> np.ndarray:
+        return self.data.store.train.history.is_positive
 
 
 def _later_rows(data: Data, log: RowLog, share: float, labels: tuple[str, ...]) -> np.ndarray:
     """Returns the rows with a label after the newest `share` of events begins `[n]`, ascending."""
     events = data.store.train
     cut = events.timestamp[newest_share(events, share)].min()
-    is_later = np.asarray(log.timestamp) > cut
-    is_known = np.zeros(len(log), bool)
-    for name in labels:
-        is_known |= ~np.isnan(known(np.asarray(log.labels[name])))
-    if (is_later & is_known).any():
-        return np.flatnonzero(is_later & is_known)
+    parts = [np.zeros(0, np.int64)]
+    for shard, start in zip(log.shards, log.item_row.starts, strict=False):
+        is_known = np.zeros(len(shard), bool)
+        for name in labels:
+            is_known |= ~np.isnan(known(shard.labels[name]))
+        parts.append(np.flatnonzero((shard.timestamp > cut) & is_known) + start)
+    if len(later := np.concatenate(parts)):
+        return later
     raise RecsysError(
         "R398",
         "A ranker of a pair learns from rows that are newer than what its retriever learned from.",
