@@ -250,7 +250,7 @@ def _evaluation_config(
     from recsys.bundles.bundle import repeats_of_folder
     from recsys.config import EvaluateStage
     from recsys.config.load import DEFAULT_NAME, default_stage, load_config
-    from recsys.evaluation.evaluator import second_stage_of, task_of
+    from recsys.evaluation.evaluator import is_pair, task_of
     from recsys.evaluation.second_stage import of_pair
 
     if plugin_folder is not None:
@@ -263,12 +263,12 @@ def _evaluation_config(
     defaults = "the defaults and --set" if sets else "the defaults"
     stage = default_stage(EvaluateStage, known, sets)
     try:
-        task = task_of(model)
+        task, has_ranker = task_of(model), is_pair(model)
     except RecsysError:  # The stage says what the folder lacks.
-        task = "retrieval"
+        task, has_ranker = "retrieval", False
     try:
         stage = stage.of_task(task)
-        stage = stage if second_stage_of(model) is None else of_pair(stage)
+        stage = of_pair(stage) if has_ranker else stage
     except ValueError as error:
         raise ConfigError("R107", f"{error}.", "Correct --set.") from None
     return stage, f"{defaults}, as no --config is given"

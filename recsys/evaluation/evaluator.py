@@ -24,7 +24,7 @@ from recsys.evaluation.figures import Figures
 from recsys.evaluation.second_stage import LEFT_OUT, judge_second_stage, of_pair, ranker_stage
 from recsys.models.config import RetrievalConfig
 from recsys.models.summary import read_summary
-from recsys.pair.folder import ranker_of, read_pair
+from recsys.pair.folder import RANKER, ranker_of, read_pair
 from recsys.registry import Choice, load, load_plugins, name_of
 from recsys.strict import Repeats
 from recsys.tasks import side_of
@@ -98,12 +98,20 @@ def open_systems(
             "Name those of its task in evaluate.metrics, evaluate.baselines and bless, or leave"
             " them out for its defaults.",
         ) from error
-    if any(second_stage_of(model) for model in models.values()):
+    if any(map(is_pair, models.values())):
         side = load(_PAIR_JUDGING)(of_pair(stage), data)
     else:
         side = side_of(configs[MODEL], "judging")(stage, data)
     names = {MODEL: "the model", BLESSED: "the last blessed model"}
     return side, {n: open_system(side, model, names[n], mesh) for n, model in models.items()}
+
+
+def is_pair(model: Any) -> bool:
+    """Returns whether a model that `open_system` takes has a ranker."""
+    if not isinstance(model, str | Path):
+        return False
+    path = Path(model)
+    return ranker_of(path) is not None or (is_bundle(path) and RANKER in read_manifest(path))
 
 
 def second_stage_of(model: Any) -> Path | None:
@@ -128,8 +136,7 @@ def open_system(
             open it. None: everything is in this process.
 
     Raises:
-        RecsysError: The folder is neither (R404) or damaged, or a pair's bundle (R409), or the task
-            refuses the model.
+        RecsysError: The folder is neither (R404) or damaged, or the task refuses the model.
     """
     if not isinstance(model, str | Path):
         return side.open_model(model, name or "the model")
@@ -138,10 +145,6 @@ def open_system(
     if not is_bundle(path):
         return side.open_folder(path, name, mesh)
     manifest = agreed(lambda: verify(path))
-    if manifest.get("ranker") is not None:
-        rule = "A pair is measured by its model folder, not by its bundle."
-        cure = "Name the model folder that the bundle was exported from."
-        raise RecsysError("R409", rule, cure, str(path))
     return side.open_bundle(path, manifest, name, mesh)
 
 

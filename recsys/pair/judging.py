@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,16 @@ from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.rankings import Recall
 from recsys.models.inference import ListInference, ScoreInference
 from recsys.models.ranking_model import RETRIEVER
-from recsys.pair.folder import ranker_of, read_pair
+from recsys.pair.folder import RANKER, ranker_of, read_pair
 from recsys.pair.lists import list_features, normalised
+from recsys.pair.score import Score
+from recsys.ragged import slices
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.judging import systems as ranking
 from recsys.tasks.ranking.probe import check_probe
-from recsys.tasks.ranking.rows import is_row_feature, model_inputs
+from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs
 from recsys.tasks.retrieval.judging.case import Case, Measured
 from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.side import RetrievalJudging
@@ -41,42 +44,49 @@ from recsys.tasks.retrieval.judging.systems import Reranker, System
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
 
+_BLOCK_ITEMS = 2**16
+"""Number of items of lists that a bundle scores at a time."""
 _BIAS = (
     "The lists are judged by what users took from the lists of an earlier system. An item that it"
     " didn't show counts as a miss, so a ranker that departs from it is underrated."
 )
 
 
+Lists = Callable[[Callable[[np.ndarray], Read], int, int], Iterator[np.ndarray]]
+"""Yields the predictions `[b, items, labels]` of lists, given a function that reads the lists at
+indices `[b]` in the rows of the ranker, the number of lists, and their length."""
+
+
 class Ranker(Reranker):
     """The ranker of a pair on a data folder.
 
     Args:
-        folder: The ranker's folder.
+        predictor: The ranker.
+        lists: Its predictions for lists.
+        candidates: Number of candidates of a query.
+        formula: The score that orders them.
         name: Display name.
         data: The data folder.
-        mesh: Devices to split tables over; None: this process holds them whole.
 
     Raises:
-        RecsysError: It is damaged (R310, R396), computes other numbers than in training (R311), or
-            shares no item with the data (R403).
+        RecsysError: It shares no item with the data (R403), or was trained on events that are held
+            out in the data (R411).
     """
 
-    def __init__(self, folder: Path, name: str, data: Data, mesh: DeviceMesh | None) -> None:
-        self.config, self._data = read_pair(folder), data
-        self.candidates = self.config.candidates
-        trained, calibration = load_model(folder, mesh=mesh), load_calibration(folder)
-        meet()  # The processes may read at different speeds.
-        by_rows, self._lists = ScoreInference(trained.model), ListInference(trained.model)
-        check_probe(folder, by_rows, trained.inputs)
-        self._model, self._calibration = trained.model, calibration
-        predictor = ranking.of_model(by_rows, trained.inputs, calibration)
-        self._system = ranking.System(name, predictor, data)
-        self._inputs, self._config = trained.inputs, predictor.config
-        self.inputs = tuple(x.name for x in trained.inputs.event_inputs(self._config))
+    def __init__(
+        self,
+        predictor: ranking.Predictor,
+        lists: Lists,
+        candidates: int,
+        formula: Score,
+        name: str,
+        data: Data,
+    ) -> None:
+        self.candidates, self._formula, self._data, self._lists = candidates, formula, data, lists
+        self._system, self._predictor = ranking.System(name, predictor, data), predictor
+        self.inputs = tuple(x.name for x in predictor.inputs.event_inputs(predictor.config))
         has_statistics = any(map(is_row_feature, data.event_features))
         self._statistics = StatisticsState.open(data.folder, "cut") if has_statistics else None
-        # The retriever's layout may be active when this model scores.
-        self._layout: Any = keras.distribution.distribution()
 
     def scores(
         self,
@@ -87,33 +97,29 @@ class Ranker(Reranker):
     ) -> np.ndarray:
         """Returns the scores `[n, candidates]` float32 of the first items, -inf at padding."""
         items, of_retriever = (x[:, : self.candidates] for x in (lists.top, lists.top_scores))
-        user_row, length = self._data.users.rows(user_ids), max(1, self._config.history)
+        user_row = self._data.users.rows(user_ids)
+        length = max(1, self._predictor.config.history)
 
-        def of_lists(which: np.ndarray) -> dict[str, Any]:
+        def read(which: np.ndarray) -> Read:
             part, item_row = queries.select(which), items[which]
-            read = {
+            found = {
                 "user_row": user_row[which],
                 "item_row": item_row,
                 "history": part.histories(length),
                 **part.given(self.inputs, length),
                 **self._statistics_of(user_row[which], item_row),
             }
-            own = self._system.own(read, lambda: user_ids.take(pa.array(which)))
-            own[RETRIEVER] = self._of_retriever(of_retriever[which])
-            return model_inputs(own, self._inputs, self._config)
+            own = self._system.own(found, lambda: user_ids.take(pa.array(which)))
+            return {**own, RETRIEVER: self._of_retriever(of_retriever[which])}
 
         n, n_items = items.shape
         scores, done = np.empty((n, n_items), np.float32), 0
-        with contextlib.nullcontext() if self._layout is None else self._layout.scope():
-            for block in self._lists.blocks(of_lists, n, n_items) if n_items else ():
-                predicted = ranking.calibrated(self._model, block, self._calibration)
-                of_labels = dict(
-                    zip(self._model.label_names, np.moveaxis(predicted, -1, 0), strict=True)
-                )
-                scores[done : done + len(block)] = self.config.formula.value(of_labels)
-                done += len(block)
-                if progress is not None:
-                    progress(done, n)
+        for block in self._lists(read, n, n_items) if n_items else ():
+            of_labels = zip(self._predictor.labels, np.moveaxis(block, -1, 0), strict=True)
+            scores[done : done + len(block)] = self._formula.value(dict(of_labels))
+            done += len(block)
+            if progress is not None:
+                progress(done, n)
         return np.where(np.isneginf(of_retriever), -np.inf, scores)
 
     def _statistics_of(self, user_row: np.ndarray, item_row: np.ndarray) -> dict[str, np.ndarray]:
@@ -132,6 +138,75 @@ class Ranker(Reranker):
         rank = np.where(np.isneginf(scores), 0, np.arange(1, scores.shape[1] + 1))
         rank, score = rank.astype(np.float32), normalised(scores).astype(np.float32)
         return np.asarray(list_features(rank, score, self.candidates), np.float32)
+
+
+def open_folder(folder: Path, name: str, data: Data, mesh: DeviceMesh | None) -> Ranker:
+    """Reads the ranker's folder of a pair.
+
+    Args:
+        folder: The folder.
+        name: Display name.
+        data: The data folder.
+        mesh: Devices to split tables over; None: this process holds them whole.
+
+    Raises:
+        RecsysError: It is damaged (R310, R396), computes other numbers than in training (R311), or
+            shares no item with the data (R403).
+    """
+    pair, trained = read_pair(folder), load_model(folder, mesh=mesh)
+    calibration = load_calibration(folder)
+    meet()  # The processes may read at different speeds.
+    by_rows, by_lists = ScoreInference(trained.model), ListInference(trained.model)
+    check_probe(folder, by_rows, trained.inputs)
+    config = trained.model.spec.config
+    # The retriever's layout may be active when this model scores.
+    layout: Any = keras.distribution.distribution()
+
+    def lists(read: Callable[[np.ndarray], Read], n: int, n_items: int) -> Iterator[np.ndarray]:
+        def inputs(which: np.ndarray) -> Read:
+            return model_inputs(read(which), trained.inputs, config)
+
+        with contextlib.nullcontext() if layout is None else layout.scope():
+            for block in by_lists.blocks(inputs, n, n_items):
+                yield ranking.calibrated(trained.model, block, calibration)
+
+    predictor = ranking.of_model(by_rows, trained.inputs, calibration)
+    return Ranker(predictor, lists, pair.candidates, pair.formula, name, data)
+
+
+def open_bundle(bundle: Path, fields: Mapping[str, Any], name: str, data: Data) -> Ranker:
+    """Reads the ranker in the bundle of a pair.
+
+    Args:
+        bundle: The bundle.
+        fields: `ranker` of its manifest.
+        name: Display name.
+        data: The data folder.
+
+    Raises:
+        RecsysError: It lacks something that the evaluation needs (R409), or shares no item with the
+            data (R403).
+    """
+    predictor = ranking.open_bundle(bundle, fields)
+    of_items = {one.name for one in predictor.inputs.event_features if is_row_feature(one)}
+    of_items |= {"item_row", RETRIEVER}
+
+    def lists(read: Callable[[np.ndarray], Read], n: int, n_items: int) -> Iterator[np.ndarray]:
+        for block in slices(n, max(1, _BLOCK_ITEMS // n_items)):
+            rows = {
+                name: x.reshape(-1, *x.shape[2:]) if name in of_items else x.repeat(n_items, axis=0)
+                for name, x in read(np.arange(block.start, block.stop)).items()
+            }
+            n_rows = (block.stop - block.start) * n_items
+            found = [*predictor.blocks(functools.partial(_taken, rows), n_rows)]
+            yield np.concatenate(found).reshape(-1, n_items, len(predictor.labels))
+
+    score = Score.parse(fields["score"], predictor.labels)
+    return Ranker(predictor, lists, fields["candidates"], score, name, data)
+
+
+def _taken(rows: Read, at: np.ndarray) -> Read:
+    return {name: x[at] for name, x in rows.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +232,16 @@ class PairJudging(RetrievalJudging):
         """Returns the system for a pair, or for the model folder of a retriever."""
         system = super().open_folder(folder, name, mesh)
         if (ranker := ranker_of(folder)) is not None:
-            system.reranker = Ranker(ranker, name, self.data, mesh)
+            system.reranker = open_folder(ranker, name, self.data, mesh)
+        return system
+
+    def open_bundle(
+        self, bundle: Path, manifest: Mapping[str, Any], name: str, mesh: DeviceMesh | None
+    ) -> System:
+        """Returns the system for the bundle of a pair, or of a retriever."""
+        system = super().open_bundle(bundle, manifest, name, mesh)
+        if (fields := manifest.get(RANKER)) is not None:
+            system.reranker = open_bundle(bundle, fields, name, self.data)
         return system
 
     def measure(self, system: System, case: Case, progress: Progress | None) -> Measured:

@@ -150,3 +150,16 @@ def test_a_pair_is_rolled_back_as_one_and_forgets_users_in_both_stages(world, tm
     assert not after.rank("u3", ["i1"]).known
     rollback(tmp_path)
     assert recsys.load_bundle(latest(tmp_path)).recommend("u4", k=K).stage == "retriever"
+
+
+def test_a_bundle_is_measured_as_its_folder_is(world):
+    """With `alone`, of which the ranker was left out."""
+    options = {"baselines": [], "k": [5], "progress": False}
+    folder, bundle, alone = (
+        recsys.evaluate(world.folder / name, world.data, **options)
+        for name in ("pair", "bundle", "alone")
+    )
+    retriever = folder.content["retriever"]["metrics"]
+    assert folder.metrics["ndcg@5"] != pytest.approx(retriever["ndcg@5"], abs=1e-5)
+    assert bundle.metrics == pytest.approx(folder.metrics, abs=1e-5)
+    assert alone.metrics == pytest.approx({n: retriever[n] for n in alone.metrics}, abs=1e-5)
