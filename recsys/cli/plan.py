@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +65,8 @@ def plan(
 ) -> None:
     """Show the memory and communication of each device in training; needs no devices.
 
-    Exits with 1 if the training does not fit.
+    With `ranker` in the config it shows both trainings, which run one after the other. Exits with 1
+    if one does not fit.
 
     Args:
         devices: Number of devices. Default: from the mesh, or 1.
@@ -87,39 +89,51 @@ def plan(
     devices, devices_per_host = _of_hosts(devices, hosts, devices_per_host)
     table_rows = find_rows(run, named_rows, data)
     _simulate(devices)
-    from recsys.plan.plan import Hosts, HostsPlan, changes, make_plan, with_model
+    from recsys.plan.plan import Hosts, HostsPlan, changes, make_plan, ranker_run, with_model
 
-    run = with_model(run, table_rows)
-    if hosts is not None:
-        run = _with_nodes(run, devices_per_host)
-    planned = make_plan(run, table_rows, devices)
-    on_hosts = None
-    if hosts is not None:
-        speeds = Hosts(hosts, devices_per_host, link, fabric, disk)
-        on_hosts = HostsPlan.of(planned, speeds).to_json()
-    advice: list[Change] = []
+    runs = {"": with_model(run, table_rows)}
+    if run.ranker is not None:
+        runs["ranker"] = ranker_run(run, run.ranker)
+    summary: dict[str, Any] = {}
+    people: dict[str, Any] = {}
     errors: list[RecsysError] = []
-    if memory is not None and planned.bytes_per_device > memory:
-        advice = changes(run, table_rows, planned, memory)
-        errors = [_too_large(planned, memory, advice)]
-    summary = {
-        "devices": devices,
-        "mesh": {"batch_parts": planned.n_batch, "table_shards": planned.n_shards},
-        "rows_from": table_rows.source,
-        "bytes_per_device": planned.bytes_per_device,
-        "memory_bytes": memory,
-        "fits": None if memory is None else not errors,
-        "tables": planned.tables,
-        "other_bytes_per_device": planned.other_bytes,
-        "step": planned.step,
-        "traffic": planned.traffic,
-        "sent": [collective._asdict() for collective in planned.sent],
-        "checkpoint_bytes": planned.checkpoint_bytes,
-        "hosts": on_hosts,
-        "errors": [error.to_json() for error in errors],
-        "changes": advice,
-    }
-    emit(summary, as_json=as_json, people=_for_people(summary, planned))
+    for name, one in runs.items():
+        if hosts is not None:
+            one = _with_nodes(one, devices_per_host)
+        planned = make_plan(one, table_rows, devices)
+        on_hosts = None
+        if hosts is not None:
+            speeds = Hosts(hosts, devices_per_host, link, fabric, disk)
+            on_hosts = HostsPlan.of(planned, speeds).to_json()
+        advice: list[Change] = []
+        fits = None if memory is None else planned.bytes_per_device <= memory
+        if memory is not None and not fits:
+            advice = changes(one, table_rows, planned, memory)
+            if name:
+                own = (each.words.replace("--set ", f"--set {name}.") for each in advice)
+                advice = [replace(each, words=text) for each, text in zip(advice, own, strict=True)]
+            errors.append(_too_large(planned, memory, advice))
+        part = {
+            "devices": devices,
+            "mesh": {"batch_parts": planned.n_batch, "table_shards": planned.n_shards},
+            "rows_from": table_rows.source,
+            "bytes_per_device": planned.bytes_per_device,
+            "memory_bytes": memory,
+            "fits": fits,
+            "tables": planned.tables,
+            "other_bytes_per_device": planned.other_bytes,
+            "step": planned.step,
+            "traffic": planned.traffic,
+            "sent": [collective._asdict() for collective in planned.sent],
+            "checkpoint_bytes": planned.checkpoint_bytes,
+            "hosts": on_hosts,
+            "changes": advice,
+        }
+        summary |= {name: part} if name else part
+        shown = _for_people(part, planned)
+        people |= {f"{name}: {key}" if name else key: value for key, value in shown.items()}
+    summary["errors"] = [error.to_json() for error in errors]
+    emit(summary, as_json=as_json, people=people)
     for error in errors:
         print_error(str(error))
     raise Exit(1 if errors else 0)

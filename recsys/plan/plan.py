@@ -17,7 +17,7 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys import registry
-from recsys.config import Config
+from recsys.config import Config, EvaluateStage, PairStage, RankerConfig, stage_of
 from recsys.data.label_config import dependencies_first
 from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof, sent_collectives
@@ -27,6 +27,7 @@ from recsys.embedding.traffic import Collective, FeatureTraffic, leaving, total
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import LookupModel, Tables, model_class
+from recsys.pair.config import ranker_stage
 from recsys.plan.table_rows import TableRows
 from recsys.tasks import side_of
 from recsys.tasks.training_side import DataShape
@@ -131,6 +132,15 @@ def with_model(config: Config, rows: TableRows) -> Config:
     has_features = any(feature.needs_layers for feature in rows.features)
     shape = DataShape(rows.events, n_users, n_items, order, has_features)
     return side_of(config.model, "training").chosen(config, shape, None)
+
+
+def ranker_run(config: Config, ranker: RankerConfig) -> Config:
+    """Returns a config for which the ranker of a pair is the model."""
+    judged = EvaluateStage().of_task(ranker.model.task)
+    second = ranker_stage(stage_of(config, PairStage))
+    parts = {"model": second.model, "train": second.train, "layout": second.layout}
+    own = {"ranker": None, "task": None, "evaluate": judged.evaluate, "bless": judged.bless}
+    return config.model_copy(update={**parts, **own})
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:

@@ -302,6 +302,22 @@ def test_what_does_not_fit_is_printed_and_exits_with_1(config, capsys):
     assert summary["bytes_per_device"] == step["state_bytes"] + step["temporary_bytes"]
 
 
+def test_a_pair_has_a_plan_for_each_training(config, capsys):
+    labels = "data.interactions.labels={like: {column: t, at_least: 2}}"
+    ranker = "ranker={model: {type: dcn_v2, dim: 8}, labels: {like: 1}}"
+    pair = [str(config), "--set", labels, "--set", ranker, "--memory", "200GB", *ALL]
+    assert plan(*pair, "--json") == 1
+    both = json.loads(capsys.readouterr().out)
+    assert plan(*pair, "--set", "ranker=null", "--json") == 1
+    alone = json.loads(capsys.readouterr().out)
+    second, errors = both.pop("ranker"), both.pop("errors")
+    assert [*both.items()] == [pair for pair in alone.items() if pair[0] != "errors"]
+    users = {table["table"]: table for table in second["tables"]}["users"]
+    assert (users["rows"], users["dim"]) == (10**9, 8)
+    assert [error["code"] for error in errors] == ["R373"]
+    assert (second["fits"], both["fits"]) == (True, False)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
