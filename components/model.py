@@ -64,6 +64,37 @@ def Trainer(
 
 
 @component
+def RankTrainer(
+    model: InputArtifact[Model],
+    data: InputArtifact[InteractionData],
+    verdict: InputArtifact[Verdict],
+    pair: OutputArtifact[Model],
+    config: Parameter[str],
+    checkpoints: Parameter[str],
+    code: Parameter[str],
+    base: InputArtifact[Model] = None,
+) -> None:
+    """Trains the ranker of a pair, and joins it with its retriever.
+
+    Args:
+        model: The model folder of the retriever.
+        data: The data folder.
+        verdict: The DataGate's verdict, required for a training.
+        pair: The folder of the pair, see docs/folders.md.
+        config: `PairStage` as canonical JSON.
+        checkpoints: Folder of the checkpoints, as of the Trainer.
+        code: Fingerprint of the code.
+        base: The pair of a warm start, if there is one.
+    """
+    del verdict, code
+    folders = ["--data", data.uri, "--retriever", model.uri, "--out", pair.uri]
+    folders += ["--checkpoints", checkpoints]
+    if base is not None:
+        folders += ["--base", base.uri]
+    run_launched("recsys.stages.train", config, folders)
+
+
+@component
 def RetrievalEvaluator(
     model: InputArtifact[Model],
     data: InputArtifact[InteractionData],

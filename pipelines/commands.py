@@ -114,9 +114,11 @@ def trace(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:
             inputs = artifact_ids(store, execution.id, INPUTS)
             waiting += [id_ for key in inputs.keys() - _EARLIER for id_ in inputs[key]]
     steps = [_step(store, executions[id_]) for id_ in sorted(executions)]
-    training = next((step["execution"] for step in steps if step["step"] == "Trainer"), None)
+    # The ranker's training comes last, if there is one.
+    trained = [step["execution"] for step in steps if step["step"] in ("Trainer", "RankTrainer")]
+    models = list(_models(store, trained[-1] if trained else None))
     name = _context(store, max(executions), "pipeline")
-    return {"name": name, "steps": steps, "models": list(_models(store, training))}
+    return {"name": name, "steps": steps, "models": models}
 
 
 def find_bundle(store: mlmd.MetadataStore, bundle: Path) -> int | None:
@@ -154,7 +156,7 @@ def _step(store: mlmd.MetadataStore, execution: Execution) -> dict[str, Any]:
 
 def _models(store: mlmd.MetadataStore, training: int | None) -> Iterator[dict[str, Any]]:
     while training is not None:
-        (model,) = artifact_ids(store, training, OUTPUTS)["model"]
+        ((model,),) = artifact_ids(store, training, OUTPUTS).values()
         (artifact,) = store.get_artifacts_by_id([model])
         yield {**_described(artifact), "run": _context(store, training, "pipeline_run")}
         base = artifact_ids(store, training, INPUTS).get("base")

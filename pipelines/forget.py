@@ -90,7 +90,8 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     artifacts = root / "artifacts"
     for folder in filter(Path.is_dir, artifacts.glob("*/*")):
         recover(folder)
-    models = [forget_in_model(path, names) for path in artifacts.glob("Trainer/model/*")]
+    trained = [*artifacts.glob("Trainer/model/*"), *artifacts.glob("RankTrainer/pair/*")]
+    models = [forget_in_model(path, names) for path in trained]
     outputs = artifacts.glob("VocabularyGen/vocabularies/*")
     vocabularies = [forget_in_vocabularies(path, names) for path in outputs]
     done |= {"models": sum(map(bool, models)), "vocabularies": sum(map(bool, vocabularies))}

@@ -31,7 +31,15 @@ from components.ingest import (
     VocabularyGen,
     VocabularySource,
 )
-from components.model import Exporter, Pusher, PushTarget, Reporter, RetrievalEvaluator, Trainer
+from components.model import (
+    Exporter,
+    Pusher,
+    PushTarget,
+    RankTrainer,
+    Reporter,
+    RetrievalEvaluator,
+    Trainer,
+)
 from components.resolvers import EarlierStatistics, LatestBlessed, Previous, WarmBase
 from components.validation import DataGate, DriftLimits, DriftValidator
 from pipelines.metadata_store import connection_config
@@ -40,6 +48,7 @@ from recsys.config import (
     EvaluateStage,
     ExportStage,
     InteractionsConfig,
+    PairStage,
     TrainStage,
     canonical_json,
     stage_of,
@@ -359,7 +368,17 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     inputs = {"data": data_folder, "verdict": verdict}
     base = platform.warm_base(parameters, **inputs) if config.warm_start is not None else None
     trainer = Trainer(**inputs, **_output(base, "model", "base"), **parameters)
-    model = trainer.outputs["model"]
+    model, rank_trainer = trainer.outputs["model"], None
+    if config.ranker is not None:
+        rank_trainer = RankTrainer(
+            **inputs,
+            model=model,
+            **_output(base, "model", "base"),
+            config=canonical_json(stage_of(config, PairStage)),
+            checkpoints=parameters["checkpoints"],
+            code=step_code(config.model, config.train, config.ranker),
+        )
+        model = rank_trainer.outputs["pair"]
     blessed = platform.latest_blessed(model)
     evaluator = RetrievalEvaluator(
         data=data_folder,
@@ -367,7 +386,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         blessed_model=blessed.outputs["model"],
         **_output(blessed if platform.has_history else None, "blessing", "blessed"),
         config=canonical_json(stage_of(config, EvaluateStage)),
-        code=step_code(config.model, config.evaluate, config.bless),
+        code=step_code(config.model, config.ranker, config.evaluate, config.bless),
     )
     evaluation = evaluator.outputs["evaluation"]
     exporter = Exporter(
@@ -378,7 +397,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **{f"{what}_letters": channel for what, channel in letters.items()},
         **{f"{what}_digest": s.gen.exec_properties["files_digest"] for what, s in raw.items()},
         config=canonical_json(stage_of(config, ExportStage)),
-        code=step_code(config.model),
+        code=step_code(config.model, config.ranker),
     )
     target = PushTarget(serving_root=str(root / "serving" / config.name), keep=config.push.keep)
     pusher = Pusher(
@@ -403,7 +422,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     )
     reading = [step for source in raw.values() for step in (source.gen, *source.validation)]
     steps = [*reading, gate, previous, vocabulary_gen, *transforms.values(), encoder]
-    steps += [base, trainer, blessed, evaluator, exporter, pusher, reporter]
+    steps += [base, trainer, rank_trainer, blessed, evaluator, exporter, pusher, reporter]
     return _pipeline(config, platform, [step for step in steps if step is not None])
 
 

@@ -129,11 +129,17 @@ class Outputs:
         """Returns the JSON in a file of an output."""
         return json.loads((self.folder(step, key) / file).read_text())
 
+    @property
+    def model(self) -> Path:
+        """The model folder that was evaluated: the pair, if there is a ranker."""
+        is_pair = "RankTrainer" in self._ended
+        return self.folder("RankTrainer", "pair") if is_pair else self.folder("Trainer", "model")
+
     def summary(self) -> dict[str, Any]:
         """Returns the `summary` of the event `finished`."""
         evaluation = self.read("RetrievalEvaluator", "evaluation", "evaluation.json")
         pushed = self.read("Pusher", "pushed", "pushed.json")
-        model = self.folder("Trainer", "model")
+        model = self.model
         file = self.folder("RetrievalEvaluator", "evaluation") / "evaluation.json"
         return {
             "blessed": evaluation["verdict"]["blessed"],

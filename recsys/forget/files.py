@@ -141,7 +141,7 @@ cache keys or of the cache keys of earlier steps."""
 
 _TEXTS = (".html", ".json", ".jsonl", ".log", ".txt", ".yaml", ".yml", ".md", ".pbtxt", ".csv")
 _OWN = ("segments", "serving", "checkpoints", served_log.FOLDER)
-_OWN_STEPS = ("Trainer", "VocabularyGen", *REBUILT)
+_OWN_STEPS = ("Trainer", "RankTrainer", "VocabularyGen", *REBUILT)
 _DATABASE = ".db"
 """Database of Optuna's studies."""
 

@@ -17,6 +17,7 @@ from recsys.data.statistics import MOMENTS, StatisticsState
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.forget.files import Names, fresh, replacing
 from recsys.models.summary import SUMMARY, read_summary, summary_text
+from recsys.pair.folder import ranker_of
 from recsys.system import manifest as manifests
 from recsys.system.files import read_json
 
@@ -75,7 +76,7 @@ def forget_in_model(folder: Path, names: Names) -> int:
     """Overwrites the rows of users in a model folder with zeros; returns how many had one.
 
     Removes their features, weights and slots, and the probes, which contain histories, of these and
-    of unknown users. Updates the checksums.
+    of unknown users, in the folder of a pair from both models. Updates the checksums.
 
     Args:
         folder: The model folder.
@@ -83,7 +84,9 @@ def forget_in_model(folder: Path, names: Names) -> int:
     """
     if not (folder / SUMMARY).is_file():
         return 0
-    is_clean = all(_read_probes(folder, name)[1].all() for name in _PROBES)
+    ranker = ranker_of(folder)
+    parts = [part for part in (folder, ranker) if part is not None]
+    is_clean = all(_read_probes(part, name)[1].all() for part in parts for name in _PROBES)
     if is_clean and not _has_trace(folder / "vocabulary", names):
         return 0
     with replacing(folder) as copy:
@@ -102,6 +105,8 @@ def forget_in_model(folder: Path, names: Names) -> int:
         for name in _PROBES:
             _drop_probes(copy, name)
         _seal(copy)
+        if ranker is not None:
+            forget_in_model(copy / ranker.name, names)
     return len(rows)
 
 

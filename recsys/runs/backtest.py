@@ -27,6 +27,7 @@ from recsys.config import (
     EvaluateStage,
     InteractionsConfig,
     ItemsConfig,
+    PairStage,
     TrainStage,
     canonical_json,
     stage_of,
@@ -226,9 +227,10 @@ def measure_arms(config: Config, out: Path, model: Path, data: Path) -> dict[str
         shutil.rmtree(left_over, ignore_errors=True)
     anew = config.model_copy(update={"warm_start": None})
     compare = stage_of(anew, EvaluateStage).of_two_models()
+    kind = TrainStage if anew.ranker is None else PairStage
     folders = {"data": data, "model": cold, "blessed": frozen, "out": scores}
     for module, stage, named in (
-        ("recsys.stages.train", stage_of(anew, TrainStage), {"data": data, "out": cold}),
+        ("recsys.stages.train", stage_of(anew, kind), {"data": data, "out": cold}),
         ("recsys.stages.evaluate", compare, folders),
     ):
         words = [word for name, path in named.items() for word in (f"--{name}", str(path))]

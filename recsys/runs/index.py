@@ -146,10 +146,14 @@ def _row(run: RecordedRun, earlier: Sequence[RecordedRun]) -> dict[str, Any]:
 
 
 def _cached(folder: Path) -> set[str]:
+    """Returns the cached steps; of a pair, `Trainer` only if `RankTrainer` was cached too."""
     try:
-        return {step.name for step in read_steps(folder).steps if step.state == "cached"}
+        steps = read_steps(folder).steps
     except MissingError:
         return set()
+    made = {step.name for step in steps if step.state != "cached"}
+    anew = {"Trainer"} if "RankTrainer" in made else set()
+    return {step.name for step in steps} - made - anew
 
 
 def _protocol(result: Mapping[str, Any]) -> str:

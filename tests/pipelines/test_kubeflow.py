@@ -25,6 +25,11 @@ from recsys.errors import UsageError
 
 pytestmark = pytest.mark.pipeline
 IMAGE = "registry.example/recsys/pipeline:1"
+PAIR = {
+    "warm_start": "{}",
+    "data.interactions.labels": "{like: {column: rating, at_least: 4}}",
+    "ranker": "{model: dcn_v2, labels: {like: 1}}",
+}
 RESOLVERS = {"EarlierStatistics", "PreviousVocabularies", "LatestBlessed", "WarmBase"}
 
 
@@ -64,7 +69,9 @@ def write(folder, bucket, **changes):
     return load_config(path, [f"{key}={value}" for key, value in changes.items()])
 
 
-@pytest.fixture(scope="module", params=[{}, {"warm_start": "{}"}], ids=["cold", "warm"])
+@pytest.fixture(
+    scope="module", params=[{}, {"warm_start": "{}"}, PAIR], ids=["cold", "warm", "pair"]
+)
 def compiled(request, tmp_path_factory):
     """The compiled job, as written, and the same pipeline as it runs here."""
     changes = request.param
@@ -159,8 +166,11 @@ def test_the_model_is_compared_with_and_continues_from_the_latest_blessed_one(co
     job, local = compiled
     spec, deployment = parsed(job)
     asked = [("RetrievalEvaluator", "blessed_model")]
-    asked += [("Trainer", "base")] if "WarmBase" in local else []
-    assert ("base" in spec.root.dag.tasks["Trainer"].inputs.artifacts) == (len(asked) == 2)
+    trainers = [name for name in ("Trainer", "RankTrainer") if name in local]
+    asked += [(name, "base") for name in trainers] if "WarmBase" in local else []
+    for name in trainers:
+        is_warm = "base" in spec.root.dag.tasks[name].inputs.artifacts
+        assert is_warm == ("WarmBase" in local)
     for step, key in asked:
         given = spec.root.dag.tasks[step].inputs.artifacts[key]
         resolver = given.task_output_artifact.producer_task
@@ -168,6 +178,37 @@ def test_the_model_is_compared_with_and_continues_from_the_latest_blessed_one(co
         query = deployment.executors[label].resolver.output_artifact_queries["model"].filter
         assert 'schema_title="tfx.Model"' in query
         assert "current_model_id" in query
+
+
+def test_a_ranker_is_one_step_more_and_its_pair_goes_on_as_the_model(tmp_path):
+    (tmp_path / "ratings.csv").write_text("user,item,time\n")
+    (tmp_path / "films.csv").write_text("id,name,genres\n")
+
+    def edges(**changes):
+        """Returns where each step takes each input from."""
+        steps = create_pipeline(write(tmp_path, str(tmp_path), **changes)).components
+        return {
+            step.id: {
+                (key, channel.producer_component_id, channel.output_key)
+                for key, channel in step.inputs.items()
+            }
+            for step in steps
+            if isinstance(step, BaseComponent)
+        }
+
+    alone, pair = edges(**{**PAIR, "ranker": "null"}), edges(**PAIR)
+    assert pair.pop("RankTrainer") == {
+        ("model", "Trainer", "model"),
+        ("data", "InteractionEncoder", "data"),
+        ("verdict", "DataGate", "verdict"),
+        ("base", "WarmBase", "model"),
+    }
+    before = ("Trainer", "model")
+    for step, its in alone.items():
+        moved = {
+            (key, "RankTrainer", "pair") if tuple(of) == before else (key, *of) for key, *of in its
+        }
+        assert pair[step] == moved, step
 
 
 def test_at_home_our_types_keep_their_names(compiled):
