@@ -44,6 +44,7 @@ def train(
     checkpoints: Path | None = None,
     processes: Processes = 1,
     base: Path | None = None,
+    retriever: Path | None = None,
     mesh: Mesh = None,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
@@ -57,13 +58,15 @@ def train(
     Args:
         checkpoints: Folder of the checkpoints. Default: `checkpoints` next to --out.
         base: Model folder for a warm start.
+        retriever: Trained model folder, for which only the ranker of the config is trained.
     """
     from recsys.config import with_mesh
     from recsys.config.load import load_config
 
     words = options(
-        data=data, out=out, checkpoints=checkpoints, base=base, processes=processes,
-        coordinator=coordinator, num_processes=num_processes, process_id=process_id, wait=wait,
+        data=data, out=out, checkpoints=checkpoints, base=base, retriever=retriever,
+        processes=processes, coordinator=coordinator, num_processes=num_processes,
+        process_id=process_id, wait=wait,
     )  # fmt: skip
     loaded = with_mesh(load_config(config, sets or []), mesh)
     with followed():

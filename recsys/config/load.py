@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pydantic
 from pydantic.fields import FieldInfo
 
-from recsys.config import Config
+from recsys.config import Config, PairStage, TrainStage
 from recsys.config.removed import removed_key
 from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError, shortened
@@ -90,6 +90,16 @@ def load_stage(path: Path, kind: type[StageT], overrides: Iterable[str] = ()) ->
         _override(raw, overrides)
         return _validated(kind, raw, path)
     return stage_of(load_config(path, overrides), kind)
+
+
+def load_training_stage(path: Path) -> TrainStage:
+    """Reads the parts of a config that a training needs; a `PairStage` if it has a ranker.
+
+    Raises:
+        ConfigError: As `load_stage`.
+    """
+    kind = TrainStage if _read_yaml(path).get("ranker") is None else PairStage
+    return load_stage(path, kind)
 
 
 def default_stage(

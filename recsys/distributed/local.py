@@ -101,7 +101,8 @@ def saved_in(checkpoints: Path | None) -> set[Path]:
     """Returns the complete checkpoints of all runs."""
     if checkpoints is None:
         return set()
-    return {path for path in checkpoints.glob("*/last/*") if path.name.isdecimal()}
+    saved = (*checkpoints.glob("*/last/*"), *checkpoints.glob("*/training/*/*/last/*"))  # Of pairs.
+    return {path for path in saved if path.name.isdecimal()}
 
 
 def _is_silent(code: int, printed: str, signals: Sequence[int]) -> bool:

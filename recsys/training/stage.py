@@ -8,6 +8,7 @@ is started again. `recsys.stages.train` starts it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def train(
     out: Path,
     checkpoints: Path | None = None,
     base: Path | None = None,
+    candidates: Path | None = None,
+    tensorboard: Path | None = None,
 ) -> dict[str, Any]:
     """Trains a model and writes its folder; called in each process of a run.
 
@@ -56,6 +59,9 @@ def train(
         base: Model folder to start from, unless the model was trained on events that are
             now held out, is damaged or has no training state (see
             `recsys.training.warm_start`); None: a cold start.
+        candidates: Items drawn for rows, which the ranker of a pair learns from; None: none.
+        tensorboard: Folder of the TensorBoard logs of all runs; `tensorboard` beside
+            `checkpoints` by default.
 
     Returns:
         The content of `training.json`.
@@ -66,25 +72,28 @@ def train(
         UsageError: The config describes another model than `base`, and
             `warm_start.changed` is `refuse`.
     """
-    dataset = Data(data)
+    dataset = Data(data, candidates=candidates)
     in_shares(dataset.verify)
     earlier = None if base is None else stage_of_model(base)
     stage = side_of(stage.model, "training").chosen(stage, dataset, earlier)
     checkpoints = checkpoints or RunFolders.root_beside(out)
+    tensorboard = tensorboard or checkpoints.parent / "tensorboard"
+    fit = functools.partial(_fit, stage, dataset, checkpoints, tensorboard)
     try:
-        result = _fit(stage, dataset, checkpoints, base)
+        result = fit(base)
     except UsageError as error:
         # The code creates other variables than before, which the config doesn't show.
         if base is None or error.code != CHANGED or warm_start_of(stage).changed == "refuse":
             raise
         cold = cold_start(base, error.rule)
-        result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
+        result = dataclasses.replace(fit(None), cold=cold)
     return write_model(out, result, dataset)
 
 
-def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:
-    logs = checkpoints.parent / "tensorboard"
-    trainer = Trainer.of_stage(stage, checkpoints, base=base, tensorboard=logs, verbose=0)
+def _fit(
+    stage: TrainStage, data: Data, checkpoints: Path, tensorboard: Path, base: Path | None
+) -> TrainingResult:
+    trainer = Trainer.of_stage(stage, checkpoints, base=base, tensorboard=tensorboard, verbose=0)
     return trainer.fit(model_class(stage.model).from_config(stage, data), data)
 
 

@@ -1,0 +1,238 @@
+"""Training of a pair: a retriever, and a ranker that learns from its lists without a leak.
+
+    <checkpoints>/<fingerprint of the inner retriever>/
+        training/inner/       checkpoints of the inner retriever
+        training/ranker/      checkpoints of the ranker
+        inner/                model folder of the inner retriever
+        candidates-<digest>/  what was drawn from its lists, see `recsys.pair.draw`
+
+The lists of the final retriever would hold answers, since it learned from all training events. So
+an inner retriever learns from the older ones, and its lists for the newer ones are what the ranker
+learns from. Each part is committed whole, and a killed training goes on from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from recsys.data.config import ValidationConfig
+from recsys.data.dataset import Data
+from recsys.distributed.coordination import (
+    agreed,
+    failing_at_once,
+    in_shares,
+    is_primary,
+    note_on_primary,
+)
+from recsys.distributed.join import facts_of, join
+from recsys.models.summary import SUMMARY, damaged, read_summary
+from recsys.pair.config import PairStage, ranker_stage
+from recsys.pair.draw import draw
+from recsys.pair.folder import PAIR, RANKER, ranker_of, write_pair
+from recsys.registry.choice import stage_of
+from recsys.registry.file_option import read_in_folder
+from recsys.system.files import DAMAGE, commit_folder, read_json, remove
+from recsys.tasks.config import TrainStage
+from recsys.training.run_folders import RunFolders
+from recsys.training.stage import train
+from recsys.training.trainer import check_backend
+from recsys.training.training_result import report_progress
+
+STEP = "RankTrainer"
+
+
+def train_pair(
+    stage: PairStage,
+    data: Path,
+    out: Path,
+    checkpoints: Path | None = None,
+    base: Path | None = None,
+    retriever: Path | None = None,
+) -> dict[str, Any]:
+    """Trains a pair and writes its folder; called in each process of a run.
+
+    Args:
+        stage: The retriever, the ranker, and their training loops.
+        data: Data folder of the InteractionEncoder.
+        out: Folder of the pair to write; see `recsys.pair.folder`.
+        checkpoints: Folder of the checkpoints of all runs; `checkpoints` beside `out` by default.
+        base: Folder of a pair, or of a retriever, to start from; None: a cold start.
+        retriever: Model folder of a retriever that was trained on the same data; None: it is
+            trained.
+
+    Returns:
+        The content of the retriever's `training.json`, and of the ranker's as `ranker`.
+
+    Raises:
+        RecsysError: As `recsys.training.stage.train`.
+        UsageError: As `recsys.training.stage.train`.
+    """
+    checkpoints = checkpoints or RunFolders.root_beside(out)
+    trained = out.with_name(f".{out.name}.retriever")
+    if retriever is None:
+        agreed(lambda: remove(trained))  # Its files may be linked in a pair.
+        train(stage_of(stage, TrainStage), data, trained, checkpoints, base)
+    retriever = retriever or trained
+    first = agreed(lambda: _link(retriever, out))
+    ranker = out / RANKER
+    with ExitStack() as stack:
+        candidates, work = _candidates(stage, data, retriever, checkpoints, stack)
+        note_on_primary("Trains the ranker.")
+        second = train(
+            ranker_stage(stage),
+            data,
+            ranker,
+            work / "training" / "ranker",
+            None if base is None else ranker_of(base),
+            candidates=candidates,
+            tensorboard=checkpoints.parent / "tensorboard",
+        )
+    agreed(lambda: write_pair(ranker, stage.ranker))
+    agreed(lambda: _copy(retriever / SUMMARY, out / SUMMARY))
+    agreed(lambda: remove(trained))
+    return {**first, "ranker": second}
+
+
+def _candidates(
+    stage: PairStage, data: Path, retriever: Path, checkpoints: Path, stack: ExitStack
+) -> tuple[Path, Path]:
+    """Returns the folder of what is drawn for the ranker, and the one of the pair's work.
+
+    Args:
+        stage: Config of the pair.
+        data: Data folder.
+        retriever: Model folder of the final retriever.
+        checkpoints: Folder of the checkpoints of all runs.
+        stack: Holds the lock of the work.
+    """
+    dataset, inner = Data(data), inner_stage(stage, retriever)
+    in_shares(dataset.verify)
+    folders = RunFolders.of_run(checkpoints, inner, data)
+    work = folders.checkpoints
+    if is_primary():
+        stack.enter_context(folders.locked())
+    share = f"the newest {stage.ranker.held_back:.0%} of the training events"
+    model, drawn = work / "inner", work / f"candidates-{_digest(stage)}"
+    if not agreed(drawn.exists):
+        if not agreed(model.exists):
+            note_on_primary(f"Trains a retriever without {share}, whose lists the ranker reads.")
+            _committed(model, lambda out: train(inner, data, out, work / "training" / "inner"))
+        agreed(lambda: _remove_all(work.glob("candidates-*")))
+        note_on_primary(f"Draws from its lists for {share}.")
+        draw(stage, dataset, model, drawn, functools.partial(_report, STEP))
+    return drawn, work
+
+
+def inner_stage(stage: PairStage, retriever: Path) -> TrainStage:
+    """Returns the config of the retriever that the ranker learns from.
+
+    It is the final retriever's, with as many epochs as that one needed, without the newest events.
+    """
+    try:
+        final = read_in_folder(TrainStage, read_summary(retriever)["stage"], retriever)
+        training = read_json(retriever / "training.json")
+        train, epochs = final.train, _epochs(final, training)
+    except DAMAGE as error:
+        raise damaged(retriever, f"{type(error).__name__}: {error}") from None
+    held = ValidationConfig(
+        like="newest",
+        share=stage.ranker.held_back,
+        every_epochs=epochs,
+        patience=None,
+        refit=False,
+    )
+    train = train.model_copy(update={"epochs": epochs, "validation": held})
+    return final.model_copy(update={"train": train, "mesh": stage.mesh, "warm_start": None})
+
+
+def _epochs(final: TrainStage, training: dict[str, Any]) -> int:
+    """Returns the number of epochs after which a retriever was best."""
+    train, validated = final.train, training["validation"]
+    if training["warm_start"] or training["best_step"] is None or train.validation is None:
+        return train.epochs
+    per_epoch = validated[0]["step"] / train.validation.every_epochs
+    hard = train.hard_negatives
+    least = hard.after_epochs + 1 if hard.count else 1
+    return max(round(training["best_step"] / per_epoch), least)
+
+
+def _digest(stage: PairStage) -> str:
+    """Returns a fingerprint of the parts of a config that the draw depends on."""
+    ranker = stage.ranker
+    parts = [
+        ranker.candidates,
+        ranker.negatives,
+        [*ranker.labels],
+        ranker.train.seed,
+        stage.repeats,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _report(step: str, done: int, total: int) -> None:
+    if is_primary():
+        report_progress(done, total, "candidates", step)
+
+
+def _committed(folder: Path, make: Callable[[Path], Any]) -> None:
+    """Makes a folder that exists only if it is whole; every process calls it."""
+    unfinished = folder.with_name(f".{folder.name}")
+    agreed(lambda: remove(unfinished))
+    make(unfinished)
+    agreed(lambda: commit_folder(unfinished, folder))
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        remove(path)
+
+
+def _link(retriever: Path, out: Path) -> dict[str, Any]:
+    """Links the files of a retriever into a pair's folder, and returns its `training.json`.
+
+    `model.json` comes last, when the pair is whole.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RANKER / PAIR).unlink(missing_ok=True)
+    if not out.samefile(retriever):
+        (out / SUMMARY).unlink(missing_ok=True)
+        ignored = shutil.ignore_patterns(SUMMARY, RANKER)
+        shutil.copytree(retriever, out, ignore=ignored, copy_function=_copy, dirs_exist_ok=True)
+    return read_json(retriever / "training.json")
+
+
+def _copy(source: str | Path, target: str | Path) -> None:
+    """Links a file, or copies it if the file system has no links."""
+    target = Path(target)
+    if target.exists() and target.samefile(source):
+        return
+    remove(target)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def run(
+    stage: PairStage,
+    data: Path,
+    out: Path,
+    checkpoints: Path | None,
+    base: Path | None,
+    retriever: Path | None,
+) -> dict[str, Any]:
+    """Joins the other processes of the run, if any, and trains; see `train_pair`."""
+    check_backend()
+    checkpoints = checkpoints or RunFolders.root_beside(out)
+    read = {"the data folder": data, "the base model": base, "the retriever": retriever}
+    with failing_at_once():
+        join(lambda: facts_of(stage, read), [checkpoints, out.absolute().parent])
+        return train_pair(stage, data, out, checkpoints, base, retriever)
