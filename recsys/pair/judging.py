@@ -129,7 +129,7 @@ class Ranker(Reranker):
         catalogue = self._data.catalogue
         found = self._statistics.features(users, item_row.ravel(), catalogue)
         return {
-            name: x.astype(input_dtype(x.dtype)).reshape(*item_row.shape, -1)
+            name: x.astype(input_dtype(x.dtype)).reshape(*item_row.shape, *x.shape[1:])
             for name, x in found.items()
         }
 
