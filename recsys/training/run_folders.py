@@ -134,7 +134,7 @@ class RunFolders:
     def note_what_changed(self) -> None:
         """Reports why a run begins from scratch although another run has checkpoints."""
         for path in self._others():
-            if not (path / self.last.name).is_dir():
+            if (path / "training").is_dir():
                 continue  # The work of a pair.
             with suppress(OSError, ValueError):
                 other = json.loads((path / _IDENTITY).read_text())
