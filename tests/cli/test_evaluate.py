@@ -76,7 +76,8 @@ def stage(monkeypatch):
             self.config = load_stage(Path(self.given.pop("--config")), EvaluateStage)
             file = Path(self.given["--out"]) / "evaluation.json"
             file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(self.writes))
+            verdict = {"metric": self.config.bless.metric, **self.writes["verdict"]}
+            file.write_text(json.dumps({**self.writes, "verdict": verdict}))
             return {
                 "evaluation": str(file),
                 "metrics": {"recall@5": 0.5},

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from row_worlds import DAY, START, ingested, shown
 
-from recsys.models.config import TwoTowerConfig
 from recsys.models.inputs import ModelInputs
+from recsys.models.ranking_config import DcnV2Config
 from recsys.tasks.ranking.rows import read_rows
 
 LENGTH = 5
-# Reads what a ranking model reads of a row.
-CONFIG = TwoTowerConfig(dim=8, history=LENGTH, pooling={"type": "sasrec"})
+CONFIG = DcnV2Config(dim=8, history=LENGTH)
 
 
 def padded(values):
