@@ -3,11 +3,10 @@
 The workload, the same for all, in the shape of Criteo's: 26 tables of `rows` × 64, a batch of one
 id a table, Zipf(1.05) over all rows, and 13 numbers; layers 512-256-64 below and 512-512-256-1
 above the products of all pairs; binary cross-entropy. Tables are trained by row-wise Adagrad,
-layers by Adagrad. The lines are those of `benchmarks.embedding_step`; `--dense` measures the layers
-alone, with rows that are no parameters, to tell them from the rest of a step. All have our settings
-of malloc.
+layers by Adagrad. It prints the same lines as `benchmarks.embedding_step`; `--dense` measures only
+the layers, with rows that are no parameters. All have our settings of malloc.
 
-`python -m benchmarks.rank_step curve` compares the losses of our tables with those of
+`python -m benchmarks.rank_step curve` compares the losses with our tables and with
 `keras.layers.Embedding`, both with Adagrad and equal initial weights, on the same ids.
 """
 

@@ -57,8 +57,8 @@ class EvaluateConfig(Strict):
     recent_days: PositiveInt = 30
     """Days before the cut whose events `recent_popularity` counts."""
     baseline_events: PositiveInt = 5_000_000
-    """Highest number of training events, or rows, that `item_knn`, `ials` and
-    `logistic_regression` learn from, newest first."""
+    """Highest number of training events, or rows, that `item_knn`, `transitions`, `ease`,
+    `ials` and `logistic_regression` learn from, newest first."""
     slices: tuple[str, ...] = ()
     """Features of items or users whose most frequent values become slices."""
     small_slice: PositiveInt = 50

@@ -37,7 +37,7 @@ class BaselineData:
             and shared rows) are neither recommended nor used as evidence.
         cut: End of the training data [seconds since 1970, UTC].
         recent_days: Number of days for `recent_popularity`.
-        max_events: Maximum number of newest events that `item_knn` and `ials` learn from.
+        max_events: Maximum number of newest events that baselines other than popularity learn from.
         order: Order of the events; unless it is `time`, other numbers than times order them.
     """
 
