@@ -253,7 +253,13 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 f" received a model of the task {self.model.task}"
             )
         ranker.model.check_order(self.data.interactions.ordered_by)
-        ranker.learner.learned(self.data.interactions.labels)
+        labels = self.data.interactions.labels
+        if labels and (unknown := [name for name in ranker.labels if name not in labels]):
+            raise ValueError(
+                f"ranker.labels must name labels of the data ({', '.join(labels)}); received"
+                f" {unknown[0]!r}"
+            )
+        ranker.learner.learned(labels)
         self._check_drawn(ranker)
         items = self.data.items
         tokens = [f.name for f in items.features if not f.floats] if items else []

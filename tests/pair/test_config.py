@@ -61,7 +61,7 @@ def test_the_retriever_does_not_depend_on_the_ranker(file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("ranker.labels={buy: 1}", "must name labels of the data .*'buy'"),
+        ("ranker.labels={buy: 1}", r"ranker\.labels must name labels of the data .*'buy'"),
         ("ranker.score=buy", r"ranker\.score must have a label \(like, click\)"),
         ("ranker.model.type=two_tower", "must be a model of the task ranking"),
         ("ranker.labels={score: 1}", "another name than score"),
