@@ -40,7 +40,7 @@ from recsys.system.files import DAMAGE, commit_folder, free_there, read_result
 from recsys.system.process import release_freed
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
-from recsys.tasks.serving_side import STEP, Answers, ServingSide, Sources, tell
+from recsys.tasks.serving_side import Answers, ServingSide, Sources, tell
 
 __all__ = ["Sources", "export"]
 
@@ -137,7 +137,7 @@ def _side_class(model: Any, folder: Path, evaluation: dict[str, Any] | None) -> 
     judged = (evaluation or {}).get("pair") or {}
     if judged.get("second_stage") == "left_out":
         text = "the bundle has no ranker: it ordered the candidates worse than the retriever"
-        emit("note", step=STEP, text=text)
+        emit("note", text=text)
         return side_of(model, "serving")
     from recsys.pair.serving import PairServing
 

@@ -30,7 +30,6 @@ FORBIDDEN = ("keras", "tf_keras", "keras_rs", "jax", "recsys.models", "recsys.em
 """Modules that a bundle must not need."""
 
 _MODULE = "recsys.bundles.parity_process"
-_STEP = "Exporter"
 # The trainer uses the devices.
 _ENVIRONMENT = {"KERAS_BACKEND": "", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 _WARM_UP, _REQUESTS = 50, 400
@@ -137,7 +136,7 @@ def main() -> dict[str, Any]:
     reference: Reference = registry.load(question["class"]).load(Path(question["reference"]))
 
     def report(text: str) -> None:
-        emit("note", step=_STEP, text=text)
+        emit("note", text=text)
 
     # On the disk that has space for the bundle.
     with tempfile.TemporaryDirectory(prefix=".parity-", dir=bundle) as scratch:

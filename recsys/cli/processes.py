@@ -67,6 +67,7 @@ class RunView:
         self._console = console
         self._bar = progress_bar(console, SpinnerColumn())
         self._steps: list[str] = []
+        self._step = ""
         self._n_finished = 0
         self._spoke = time.monotonic()
 
@@ -86,11 +87,12 @@ class RunView:
                 self._steps, self.run_id = event["steps"], event.get("run")
                 self._say(f"{event['name']}: {len(self._steps)} steps into {event['root']}")
             case "step_started":
-                self._start(event["step"])
+                self._step = event["step"]
+                self._start(self._step)
             case "progress":
                 self._advance(event)
             case "note":
-                self._say(f"{event['step']}: {event['text']}", head="  ")
+                self._tell(event, event["text"])
             case "step_finished":
                 self._finish(event)
             case "error":
@@ -108,7 +110,7 @@ class RunView:
             self._bar.update(task, completed=done, total=total, text=text)
         if self._bar.disable and time.monotonic() - self._spoke > _QUIET_S:
             share = f"{done / total:.0%}  " if done is not None and total else ""
-            self._say(f"{event['step']}  {share}{text}", head="  ")
+            self._tell(event, f"{share}{text}")
 
     def _finish(self, event: dict[str, Any]) -> None:
         self._clear_bar()
@@ -126,6 +128,10 @@ class RunView:
             "  ",
         )
         self._say(outcome, head=line)
+
+    def _tell(self, event: dict[str, Any], text: str) -> None:
+        step = event.get("step", self._step)
+        self._say(f"{step}: {text}" if step else text, head="  ")
 
     def _clear_bar(self) -> None:
         for task in self._bar.task_ids:

@@ -24,7 +24,6 @@ from recsys.system import events
 if TYPE_CHECKING:
     import keras
 
-_STEP = "RetrievalEvaluator"
 _REPEATS = ("repeats", "repeated_positives", "repeated_share")
 
 
@@ -110,4 +109,4 @@ def evaluate(
 
 def _emit(system: str, done: int, total: int) -> None:
     text = f"{system.replace('_', ' ')}: {done:,} of {total:,}"
-    events.emit("progress", step=_STEP, done=done, total=total, text=text)
+    events.emit("progress", done=done, total=total, text=text)

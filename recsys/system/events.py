@@ -46,8 +46,8 @@ def emit(kind: str, **fields: Any) -> None:
 
 
 def note(sentence: str) -> None:
-    """Reports a note of a training, which is not an error, also in the log."""
-    emit("note", step="Trainer", text=sentence)
+    """Reports a note, which is not an error, also in the log."""
+    emit("note", text=sentence)
     with suppress(OSError):  # The disk may be full.
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # Only the exporter loads TensorFlow.
     from recsys.savedmodel.parity import Reference
     from recsys.savedmodel.signatures import Arrays
 
-STEP = "Exporter"
 Answers = Literal["lists", "scores"]
 """Output of a bundle's signatures: lists of the best items, or a score for each row."""
 
@@ -106,4 +105,4 @@ class ServingSide(abc.ABC):
 
 def tell(text: str, done: int, total: int) -> None:
     """Reports the progress of an export."""
-    emit("progress", step=STEP, done=done, total=total, text=text)
+    emit("progress", done=done, total=total, text=text)

@@ -13,7 +13,6 @@ learns from. Each part is committed whole, and a killed training goes on from it
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -45,8 +44,6 @@ from recsys.training.run_folders import RunFolders
 from recsys.training.stage import train
 from recsys.training.trainer import check_backend
 from recsys.training.training_result import report_progress
-
-STEP = "RankTrainer"
 
 
 def train_pair(
@@ -127,7 +124,7 @@ def _candidates(
             _committed(model, lambda out: train(inner, data, out, work / "training" / "inner"))
         agreed(lambda: _remove_all(work.glob("candidates-*")))
         note_on_primary(f"Draws from its lists for {share}.")
-        draw(stage, dataset, model, drawn, functools.partial(_report, STEP))
+        draw(stage, dataset, model, drawn, _report)
     return drawn, work
 
 
@@ -177,9 +174,9 @@ def _digest(stage: PairStage) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _report(step: str, done: int, total: int) -> None:
+def _report(done: int, total: int) -> None:
     if is_primary():
-        report_progress(done, total, "candidates", step)
+        report_progress(done, total, "candidates")
 
 
 def _committed(folder: Path, make: Callable[[Path], Any]) -> None:

@@ -313,16 +313,15 @@ def memory() -> dict[str, float]:
     return values
 
 
-def report_progress(done: int, total: int, text: str, step: str = "Trainer") -> None:
+def report_progress(done: int, total: int, text: str) -> None:
     """Reports the progress of the run, for a progress bar.
 
     Args:
         done: Steps done.
         total: Steps of the whole run.
         text: Loss, speed and time left.
-        step: Step of the pipeline.
     """
-    emit("progress", step=step, done=done, total=total, text=text)
+    emit("progress", done=done, total=total, text=text)
 
 
 # --- the result

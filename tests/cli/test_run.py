@@ -49,7 +49,7 @@ EVENTS = [
         "seconds": 0.04,
     },
     {"kind": "step_started", "step": "Trainer"},
-    {"kind": "progress", "step": "Trainer", "done": 3, "total": 12, "text": "loss 5.21 [1]"},
+    {"kind": "progress", "done": 3, "total": 12, "text": "loss 5.21 [1]"},
     {"kind": "of a later version"},
     {
         "kind": "step_finished",
@@ -85,7 +85,7 @@ def test_without_a_terminal_a_run_is_plain_lines():
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_a_note_is_said_at_once(is_terminal):
-    said = {"kind": "note", "step": "Trainer", "text": "Goes on from step 40 [x]."}
+    said = {"kind": "note", "text": "Goes on from step 40 [x]."}
     _, text = shown([*EVENTS[:5], said], is_terminal=is_terminal)
     assert "Trainer: Goes on from step 40 [x]." in text
 
@@ -97,12 +97,12 @@ def test_what_is_said_last_is_shown_and_a_reader_that_is_there_already_keeps_it(
     with followed():
         note("The last word.")
         assert "The last word." in capsys.readouterr().err.splitlines()  # the log's
-    assert "Trainer: The last word." in capsys.readouterr().err
+    assert "  The last word." in capsys.readouterr().err
 
     monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "mine"))
     with followed():
         note("Another one.")
-    assert "Trainer: Another one." not in capsys.readouterr().err
+    assert "  Another one." not in capsys.readouterr().err
     assert json.loads((tmp_path / "mine").read_text())["text"] == "Another one."
     assert os.environ["RECSYS_EVENTS"] == str(tmp_path / "mine")
 

@@ -17,7 +17,6 @@ from recsys.savedmodel.inputs import RawFeatures
 from recsys.system.events import emit
 from recsys.tasks.model_folder import TrainedModel
 from recsys.tasks.serving.events import EventReads
-from recsys.tasks.serving_side import STEP
 
 
 def raw_features(
@@ -40,7 +39,7 @@ def raw_features(
                 f"the bundle takes no raw columns of {side}s, as {str(data)!r} has no transform"
                 " graph of theirs; `transforms` of recsys.export names one"
             )
-            emit("note", step=STEP, text=text)
+            emit("note", text=text)
             return None
     return None if folder is None else RawFeatures(folder, f"{side}_id", widths)
 

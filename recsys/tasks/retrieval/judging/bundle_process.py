@@ -42,7 +42,7 @@ GIVEN = "given.npz"
 """Input file with the inputs of the model that come from events, `[n, …]` each."""
 
 _MODULE = "recsys.tasks.retrieval.judging.bundle_process"
-_STEP, _PLAIN, _BLOCK = "RetrievalEvaluator", "embed_query", 1024
+_PLAIN, _BLOCK = "embed_query", 1024
 # JAX uses the devices: TensorFlow would take the remaining memory of a GPU.
 _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "-1"}
 
@@ -118,7 +118,7 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> None:
         }
         embeddings.append(graph.ask(signature, inputs)["embedding"])
         text = f"{block.stop:,} of {n:,} queries embedded"
-        emit("progress", step=_STEP, done=block.stop, total=n, text=text)
+        emit("progress", done=block.stop, total=n, text=text)
     np.save(folder / EMBEDDINGS, np.concatenate(embeddings))
 
 

@@ -192,7 +192,7 @@ class RetrievalTraining(TrainingSide):
         """Sets the neighbours, ages and token weights that a model computes from the data."""
         if model.adapted:
             text = "finds neighbours and ages of items"
-            emit("progress", step="Trainer", done=0, total=1, text=text)
+            emit("progress", done=0, total=1, text=text)
         model.adapt(events, self.inputs)
 
     def reason_against(self, until: int) -> str | None:
