@@ -31,9 +31,10 @@ from pipelines.kubeflow_entrypoint import BUCKET_SCHEME, OUR_TYPES, PLUGIN, addr
 from pipelines.retrieval_pipeline import Platform, create_pipeline
 from recsys.config import Config, KeepConfig, SourceConfig
 from recsys.config.load import load_config
-from recsys.data.sources.source_files import is_remote, patterns
+from recsys.data.sources.source_files import patterns
 from recsys.distributed.launchers import LocalLauncher
 from recsys.errors import UsageError
+from recsys.storage.bucket import is_url
 from recsys.system.installation import install_extra
 from recsys.system.process import stage_main
 
@@ -111,7 +112,7 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
     for what, source in _sources(config).items():
         files = [getattr(source, key, ()) for key in _FILE_KEYS]
         for pattern in (pattern for named in files for pattern in patterns(named)):
-            if not is_remote(pattern):
+            if not is_url(pattern):
                 rule = "be URLs: a container can't read files of this machine"
                 cure = "Copy them to the bucket, and name them gs://BUCKET/…."
                 yield f"data.{what}.files", rule, cure, pattern

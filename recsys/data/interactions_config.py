@@ -68,7 +68,7 @@ class InteractionsConfig(EventSource):
     """The interactions of users with items."""
 
     files: Files = ()
-    """Files: a path, a glob, or a list of them; also `gs://` and `s3://`."""
+    """Files: a path, a glob, or a list of them; also `s3://`, `gs://` and `az://`."""
     query: str | None = None
     """BigQuery query (standard SQL) that returns the interactions, in place of `files`. It is
     executed in each run."""

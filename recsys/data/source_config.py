@@ -68,7 +68,7 @@ class SourceConfig(Strict):
     """Files and their format."""
 
     files: Files
-    """Files: a path, a glob, or a list of them; also `gs://` and `s3://`."""
+    """Files: a path, a glob, or a list of them; also `s3://`, `gs://` and `az://`."""
     format: Annotated[Any, FormatChoice()] = "auto"
     """Format of the files. `auto` detects it from the name and the first bytes; `jsonl` has one
     JSON object per line, `tfrecord` serialized tf.Examples. A registered source is given by its

@@ -18,12 +18,12 @@ from recsys.data.sources.source_files import (
     content_digest,
     day_name,
     file_size,
-    is_remote,
     match_paths,
     patterns,
     span_pattern,
 )
 from recsys.errors import RecsysError, UsageError
+from recsys.storage.bucket import is_url
 from recsys.system.files import commit_text
 
 _DIGESTS = "digests.json"
@@ -234,7 +234,7 @@ def digest_spans(spans: Sequence[Span], root: Path) -> list[str | RecsysError]:
 
 def _digest(path: str, known: dict[str, Any], used: dict[str, list[Any]]) -> str:
     """Returns the digest of a file: the known one, if the file hasn't changed since."""
-    if is_remote(path):
+    if is_url(path):
         return content_digest(path).hex()
     now, stamp = time.time_ns(), _stamp(path)
     *known_stamp, digest = known.get(path, [None])

@@ -14,8 +14,9 @@ from recsys.data.inspect.labels import plain_name
 from recsys.data.inspect.proposal import Inspection
 from recsys.data.inspect.roles import RULES
 from recsys.data.inspect.sides import ROLE
-from recsys.data.sources.source_files import is_remote, patterns
+from recsys.data.sources.source_files import patterns
 from recsys.errors import shown
+from recsys.storage.bucket import is_url
 
 _CATEGORIES = ("category", "categories")
 """Kinds of features of items whose tokens say what a user likes."""
@@ -153,7 +154,7 @@ def _source(
         elif key in ("files", "eval_files", "valid_files"):
             # The reader of a config takes them as relative to its folder.
             paths = [
-                path if is_remote(path) else os.path.relpath(Path.cwd() / path, folder)
+                path if is_url(path) else os.path.relpath(Path.cwd() / path, folder)
                 for path in patterns(value if isinstance(value, str) else tuple(value))
             ]
             yield f"    {key}: {_value(paths[0] if len(paths) == 1 else paths)}"

@@ -16,18 +16,19 @@ import fnmatch
 import glob
 import hashlib
 import io
+import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from recsys.data.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.split import Part
 from recsys.errors import RecsysError, UsageError
+from recsys.storage.bucket import ConflictError, Entry, is_url, located
 from recsys.system.files import open_regular
-from recsys.system.installation import install_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +42,6 @@ class SourceFile:
 
     path: str
     size: int
-
-
-def is_remote(path: str) -> bool:
-    """Returns whether a path is a URL such as `gs://bucket/file`."""
-    return "://" in path
 
 
 def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
@@ -120,9 +116,8 @@ def patterns(files: Files) -> tuple[str, ...]:
 
 
 def _match(pattern: str, named: str, what: str) -> list[str]:
-    if is_remote(pattern):
-        paths = [entry.path for entry in _remote_entries(pattern)]
-        paths = [path for path in paths if not is_skipped(path, pattern)]
+    if is_url(pattern):
+        paths = [path for path in _remote_paths(pattern) if not is_skipped(path, pattern)]
     elif Path(pattern).is_file():
         paths = [pattern]
     else:
@@ -148,7 +143,7 @@ def skipped_files(files: Files) -> list[str]:
     return sorted(
         path
         for pattern in globs
-        if glob.has_magic(pattern) and not is_remote(pattern)
+        if glob.has_magic(pattern) and not is_url(pattern)
         for path in glob.glob(pattern, recursive=True)
         if is_skipped(path, pattern) and Path(path).is_file()
     )
@@ -173,7 +168,7 @@ def is_skipped(path: str, pattern: str) -> bool:
 
 def _no_match(pattern: str, named: str, what: str) -> RecsysError:
     """Returns the error for a pattern without a file."""
-    if is_remote(pattern) or not (glob.has_magic(pattern) or Path(pattern).is_dir()):
+    if is_url(pattern) or not (glob.has_magic(pattern) or Path(pattern).is_dir()):
         return _no_file(named, what, "no such file")
     folders = [path for path in sorted(glob.glob(pattern)) if Path(path).is_dir()]
     for folder in folders:
@@ -300,6 +295,8 @@ def _part_regex(part: str) -> str:
         return f"(?P<{spec[1]}>" + (rf"\d{{{width}}})" if width else r"\d+)")
     if part.startswith("**"):
         return "(?:.*/)?" if part == "**/" else ".*"
+    if part.startswith("[") and _PART.fullmatch(part):
+        return fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
     is_glob = _PART.fullmatch(part)
     return ("[^/]*" if part == "*" else "[^/]") if is_glob else re.escape(part)
 
@@ -307,8 +304,6 @@ def _part_regex(part: str) -> str:
 # --- sizes and bytes
 
 _END_BYTES = 1 << 16
-_AS_IS = "uncompressed"
-"""Beam's name for files that it must not decompress."""
 
 
 def file_size(path: str) -> int:
@@ -317,8 +312,8 @@ def file_size(path: str) -> int:
     Raises:
         RecsysError: The file doesn't exist, or it is a pipe, a socket, a device or a folder.
     """
-    if is_remote(path):
-        return int(_remote_entries(path)[0].size_in_bytes)
+    if is_url(path):
+        return _remote_entry(path).size
     try:
         status = Path(path).stat()
     except (OSError, ValueError) as error:
@@ -341,9 +336,8 @@ def open_file(path: str) -> BinaryIO:
         RecsysError: It can't be opened.
     """
     try:
-        if is_remote(path):
-            opened: BinaryIO = _remote(path, lambda beam: beam.open(path, compression_type=_AS_IS))
-            return opened
+        if is_url(path):
+            return located(path)[0].open(_remote_entry(path))
         return open_regular(path)  # It may have become a pipe.
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
@@ -384,7 +378,10 @@ class Section(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         """Fills a buffer with the next bytes; returns their number."""
         wanted = memoryview(buffer)[: self._stop - self._at]
-        n_bytes = cast(io.BufferedReader, self._file).readinto(wanted)
+        try:
+            n_bytes = cast(io.BufferedReader, self._file).readinto(wanted)
+        except (ConflictError, FileNotFoundError):
+            raise replaced(self._path) from None
         if not n_bytes and len(wanted):
             raise RecsysError(
                 "R250",
@@ -405,7 +402,7 @@ class Section(io.RawIOBase):
 
 
 def ends_digest(path: str, size: int) -> str:
-    """Returns a digest of the first and the last bytes of a file; empty for a remote one.
+    """Returns a digest of the first and the last bytes of a file; for an object, its tag.
 
     It stays the same if the file grows.
 
@@ -416,8 +413,8 @@ def ends_digest(path: str, size: int) -> str:
     Raises:
         RecsysError: The file can't be read, or is shorter.
     """
-    if is_remote(path):
-        return ""
+    if is_url(path):
+        return str(_remote_entry(path).tag)
     n_bytes, digest = min(size, _END_BYTES), hashlib.sha256()
     for start in (0, size - n_bytes):
         with io.BufferedReader(Section(path, start, start + n_bytes)) as section:
@@ -438,7 +435,7 @@ def replaced(path: str) -> RecsysError:
 def files_digest(files: Iterable[SourceFile]) -> str:
     """Returns a digest of the names and contents of files, and of columns in folder names.
 
-    For remote files the file system's checksum is used.
+    For objects the store's tag is used.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -450,14 +447,14 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 
 
 def content_digest(path: str) -> bytes:
-    """Returns a digest of a file's content; for a remote file, the file system's checksum.
+    """Returns a digest of a file's content; for an object, its size and the store's tag.
 
     Raises:
         RecsysError: The file can't be read.
     """
-    if is_remote(path):
-        checksum = _remote(path, lambda beam: beam.checksum(path))
-        return f"{file_size(path)} {checksum}".encode()
+    if is_url(path):
+        entry = _remote_entry(path)
+        return f"{entry.size} {entry.tag}".encode()
     try:
         with open_file(path) as stream:
             return hashlib.file_digest(cast(io.BufferedReader, stream), "sha256").digest()
@@ -465,30 +462,22 @@ def content_digest(path: str) -> bytes:
         raise unreadable(path, error.strerror or str(error)) from None
 
 
-# --- remote files
+# --- objects in buckets
 
 
-def _filesystems() -> Any:
-    try:
-        from apache_beam.io.filesystems import FileSystems
-    except ImportError:
-        raise RecsysError(
-            "R252",
-            "Files with a scheme, as gs:// or s3://, are read through Apache Beam.",
-            f"{install_extra('pipeline')} Add Beam's own extra for the scheme, as apache-beam[gcp] "
-            "or apache-beam[aws].",
-        ) from None
-    return FileSystems
+def _remote_paths(pattern: str) -> list[str]:
+    """Returns the URLs of the objects that a glob matches."""
+    bucket, key = located(pattern)
+    if not glob.has_magic(key):
+        return [] if bucket.head(key) is None else [pattern]
+    plain = "/".join(itertools.takewhile(lambda part: not glob.has_magic(part), key.split("/")))
+    regex = re.compile("".join(map(_part_regex, _PART.split(key))), re.DOTALL)
+    return [bucket.at(e.key) for e in bucket.list(plain) if regex.fullmatch(e.key)]
 
 
-def _remote_entries(pattern: str) -> list[Any]:
-    return list(_remote(pattern, lambda beam: beam.match([pattern])[0].metadata_list))
-
-
-def _remote(path: str, call: Callable[[Any], Any]) -> Any:
-    """Returns what a call of Beam's file systems returns."""
-    filesystems = _filesystems()
-    try:
-        return call(filesystems)
-    except Exception as error:  # noqa: BLE001 each file system raises its own exceptions
-        raise unreadable(path, str(error)) from None
+def _remote_entry(path: str) -> Entry:
+    bucket, key = located(path)
+    entry = bucket.head(key)
+    if entry is None:
+        raise unreadable(path, "no such object")
+    return entry

@@ -5,7 +5,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from apache_beam.io.filesystems import FileSystems
+from s3_server import s3, s3_address
 
 from recsys.config import (
     CsvFormat,
@@ -15,11 +15,12 @@ from recsys.config import (
     ItemsConfig,
     SourceConfig,
 )
-from recsys.data.sources import source_files, text_source
+from recsys.data.sources import text_source
 from recsys.data.sources.csv_source import OPEN_QUOTE, WRONG_WIDTH
 from recsys.data.sources.pieces import plan_pieces, read_all, read_piece
 from recsys.data.sources.source_files import (
     SourceFile,
+    content_digest,
     files_digest,
     is_skipped,
     match_files,
@@ -27,6 +28,9 @@ from recsys.data.sources.source_files import (
 )
 from recsys.data.sources.text_source import UNFINISHED
 from recsys.errors import RecsysError, UsageError
+from recsys.storage.bucket import Bucket
+
+__all__ = ["s3", "s3_address"]
 
 COLUMNS = InteractionColumns(user="a", item="b", timestamp="c")
 
@@ -257,52 +261,36 @@ def test_an_open_quote_at_the_end_of_a_piece_is_a_dead_letter(tmp_path):
 # --- remote files
 
 
-def test_a_url_is_read_by_beams_file_systems(tmp_path, monkeypatch):
-    write(tmp_path, "1.csv", "2.csv")
-    local = _LocalAs(str(tmp_path))
-    monkeypatch.setattr(source_files, "_filesystems", lambda: local)
-    source = SourceConfig(files="mem://bucket/*.csv")
-    assert [file.path for file in match_files(source, "items")] == [
-        "mem://bucket/1.csv",
-        "mem://bucket/2.csv",
-    ]
-    assert rows_of(plan_pieces(source, "items", ["a", "b"]))[0] == [("1", "2")] * 2
-
-
-class _LocalAs:
-    """Beam's own local file system under another name."""
-
-    def __init__(self, folder):
-        self._folder = folder
-
-    def match(self, patterns):
-        result = FileSystems.match([p.replace("mem://bucket", self._folder) for p in patterns])
-        for entry in result[0].metadata_list:
-            entry.path = entry.path.replace(self._folder, "mem://bucket")
-        return result
-
-    def open(self, path, **options):
-        return FileSystems.open(path.replace("mem://bucket", self._folder), **options)
-
-
-def test_without_beam_the_error_for_a_url_names_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "apache_beam.io.filesystems", None)
-    with pytest.raises(RecsysError, match=r"R252.*Install the extra pipeline"):
-        match_files(SourceConfig(files="gs://bucket/x.csv"), "items")
-
-
-def test_a_remote_parquet_file_is_read_and_a_remote_text_in_pieces(tmp_path, monkeypatch):
+def test_a_remote_parquet_file_is_read_and_a_remote_text_in_pieces(s3, tmp_path):
     pq.write_table(pa.table({"a": ["x", "y"], "b": [1, 2]}), tmp_path / "f.parquet")
-    (tmp_path / "f.csv").write_bytes(b"a,b\n" + b"1,2\n" * 99 + b"1\n1,2\n")
-    monkeypatch.setattr(source_files, "_filesystems", lambda: _LocalAs(str(tmp_path)))
-    parquet = SourceConfig(files="mem://bucket/f.parquet")
+    bucket, content = Bucket(s3), b"a,b\n" + b"1,2\n" * 99 + b"1\n1,2\n"
+    bucket.write("f.parquet", tmp_path / "f.parquet")
+    bucket.write("f.csv", content)
+    parquet = SourceConfig(files=f"{s3}/f.parquet")
     assert rows_of(plan_pieces(parquet, "items", ["a", "b"]))[0] == [("x", 1), ("y", 2)]
-    text = SourceConfig(files="mem://bucket/f.csv")
+    text = SourceConfig(files=f"{s3}/f.csv")
     pieces = plan_pieces(text, "items", ["a", "b"], 100)
     assert len(pieces) == 5
     assert rows_of(pieces) == ([("1", "2")] * 100, [(101, WRONG_WIDTH, "1")])
     text_source._known_lines.cache_clear()  # As in another worker.
     assert rows_of(pieces[-1:])[1] == [(101, WRONG_WIDTH, "1")]
+    before = content_digest(f"{s3}/f.csv")
+    bucket.write("f.csv", content.replace(b"1,2", b"3,4"))
+    assert content_digest(f"{s3}/f.csv") != before
+    with pytest.raises(RecsysError, match="R250"):
+        rows_of(pieces[:1])
+
+
+def test_globs_of_objects_match_like_those_of_files(s3):
+    names = ["2.csv", "1.csv", "deep/er/4.csv", "deep/_SUCCESS", "span-1/v1/a", "span-1/v2/a"]
+    for name in (*names, "x[1].csv"):
+        Bucket(s3).write(name, b"a,b\n1,2\n")
+    assert matched(s3, ["*.csv"]) == ["1.csv", "2.csv", "x[1].csv"]
+    assert matched(s3, ["**/[!2-9].csv"]) == ["1.csv"]
+    assert matched(s3, ["deep/**"]) == ["deep/er/4.csv"]
+    assert matched(s3, ["span-{SPAN}/v{VERSION}/*", "2.csv"]) == ["2.csv", "span-1/v2/a"]
+    with pytest.raises(RecsysError, match=r"R201.*no such file"):
+        matched(s3, ["none.csv"])
 
 
 def test_columns_in_names_of_folders_are_in_the_digest_and_other_folders_are_not(tmp_path):

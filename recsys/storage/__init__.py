@@ -1,0 +1,1 @@
+"""Object stores: raw files in buckets, and roots whose home is a bucket."""
