@@ -1,4 +1,4 @@
-"""gRPC: Predict of TensorFlow Serving, the Open Inference protocol, and rankings.
+"""gRPC: Predict of TensorFlow Serving, the Open Inference protocol, rankings and lists.
 
 Messages are parsed where requests are read, so the server starts without TensorFlow.
 """
@@ -33,6 +33,7 @@ _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }

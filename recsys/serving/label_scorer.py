@@ -151,8 +151,6 @@ class LabelScorer(ServedModel):
         """
         if query.k is not None:
             check_k(query.k)
-        if not query.items:
-            return self._nothing()
         n, by_item = len(query.items), set[str]()
         context = {}
         for name, value in query.context.items():
@@ -162,7 +160,7 @@ class LabelScorer(ServedModel):
         outputs = self.ask(RANK, self._inputs(query, context))
         scores = {label: outputs[label][0] for label in self.labels}
         order = outputs[ORDER][0] if ORDER in outputs else scores[self.labels[0]]
-        places = np.argsort(-order, kind="stable")[: query.k]
+        places = np.argsort(-order[:n], kind="stable")[: query.k]
         return RankedItems(
             places,
             {label: values[places] for label, values in scores.items()},
@@ -171,11 +169,6 @@ class LabelScorer(ServedModel):
             *self.defaults(context),
             frozenset(by_item),
         )
-
-    def _nothing(self) -> RankedItems:
-        none = np.zeros(0, np.float32)
-        scores = dict.fromkeys(self.labels, none)
-        return RankedItems(none.astype(int), scores, False, none.astype(bool), {}, {})
 
     def _inputs(self, query: RankQuery, context: Mapping[str, Sequence[str]]) -> Arrays:
         """Returns the inputs of `rank`; padding means the stored history or features."""

@@ -1,7 +1,4 @@
-"""Recommendations, and rankings of given items, from raw ids and raw columns.
-
-Both are over REST; rankings over gRPC, too.
-"""
+"""Recommendations, and rankings of given items, from raw ids and raw columns: REST and gRPC."""
 
 from __future__ import annotations
 
@@ -147,8 +144,12 @@ def read_request(kind: type[_Request], body: bytes) -> _Request:
     Raises:
         HttpError: A field is missing, unknown or invalid (422); it is named.
     """
+    return _validated(kind.model_validate_json, body)
+
+
+def _validated(validate: Callable[[Any], _Request], fields: Any) -> _Request:
     try:
-        return kind.model_validate_json(body)
+        return validate(fields)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(["body", *(str(part) for part in first["loc"])])
@@ -257,9 +258,9 @@ async def _rank(predictor: Predictor, request: bytes) -> bytes:
             normal_id(message.user),
             list(map(normal_id, message.items)),
             message.k or None,
-            _columns(message.context),
-            [{EVENT_ITEM: event.item, **event.attributes} for event in message.history],
-            {name: list(one.values) for name, one in message.features.items()},
+            {name: x[0] if len(x) == 1 else x for name, x in _lists(message.context).items()},
+            _history(message),
+            _lists(message.features),
         )
         ranked, impression = rank_and_log(predictor, model, query, message.impression or None)
         response = messages("RankResponse")(
@@ -279,11 +280,38 @@ async def _rank(predictor: Predictor, request: bytes) -> bytes:
     return await predictor.work.run(answer)
 
 
-def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by column: one, or a list of one per item."""
-    listed = {name: list(one.values) for name, one in values.items()}
-    return {name: one[0] if len(one) == 1 else one for name, one in listed.items()}
+async def _recommend(predictor: Predictor, request: bytes) -> bytes:
+    def answer() -> bytes:
+        message = messages("RecommendRequest").FromString(request)
+        model = predictor.pool.find(message.model, message.version)
+        fields = {
+            "user": message.user,
+            **({"k": message.k} if message.k else {}),
+            "context": dict(message.context),
+            "history": _history(message),
+            "features": _lists(message.features),
+            "exclude": list(message.exclude),
+            "filters": _lists(message.filters),
+            "exclude_seen": message.exclude_seen if message.HasField("exclude_seen") else None,
+            "impression": message.impression or None,
+        }
+        wish = _validated(ListRequest.model_validate, fields)
+        response = messages("RecommendResponse")(**recommend_and_log(predictor, model, wish))
+        return bytes(response.SerializeToString())
+
+    return await predictor.work.run(answer)
 
 
-METHODS: dict[str, Callable[[Predictor, bytes], Awaitable[bytes]]] = {"Rank": _rank}
+def _history(message: Any) -> list[dict[str, str]]:
+    return [{EVENT_ITEM: event.item, **event.attributes} for event in message.history]
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {name: list(one.values) for name, one in values.items()}
+
+
+METHODS: dict[str, Callable[[Predictor, bytes], Awaitable[bytes]]] = {
+    "Rank": _rank,
+    "Recommend": _recommend,
+}
 """Methods of the gRPC service by name."""

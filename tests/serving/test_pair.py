@@ -3,6 +3,7 @@
 import json
 import threading
 
+import grpc
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from serving import FakeRecommender, Running
 from recsys.config import InteractionColumns, InteractionsConfig, LabelConfig
 from recsys.data.served_log import log_files
 from recsys.errors import RecsysError, UsageError
+from recsys.serving.rank_api import messages
 from recsys.serving.recommendations import LoadedBundle
 from recsys.serving.requests import Limits
 from recsys.serving.served_log import ServedLog
@@ -134,6 +136,32 @@ def test_recommend_takes_raw_ids_and_columns(server):
     for change, status, said in (({"k": 0}, 422, "body.k"), ({"context": {"x": 1}}, 400, "'x'")):
         answer = server.predict({**body, **change}, "/v1/models/m:recommend")
         assert (answer.status_code, said in answer.json()["error"]) == (status, True)
+
+
+def test_recommend_over_grpc_answers_as_over_rest(server):
+    body = {"user": "u1", "k": 5, "exclude": ["i3"], "filters": {"stock": ["yes"]}}
+    body |= {"history": [{"item": "i9"}, {"item": "i7"}], "exclude_seen": False}
+    right = server.predict(body | {"context": {"device": "tv"}}, "/v1/models/m:recommend").json()
+    body["filters"] = {"stock": {"values": ["yes"]}}
+    request = messages("RecommendRequest")(model="m", context={"device": "tv"}, **body)
+    with grpc.insecure_channel(server.grpc) as channel:
+        recommend = channel.unary_unary(
+            "/recsys.RankingService/Recommend",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=messages("RecommendResponse").FromString,
+        )
+        answer = recommend(request, timeout=60)
+        request.context["color"] = "red"
+        with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT.*'color' of the context"):
+            recommend(request, timeout=60)
+    assert answer.items[0].score == pytest.approx(right["items"][0]["score"])
+    assert [(x.id, x.title) for x in answer.items] == [
+        (x["id"], x["title"]) for x in right["items"]
+    ]
+    for one, by_rest in zip(answer.items, right["items"], strict=True):
+        assert dict(one.scores) == pytest.approx(by_rest["scores"])
+    names = ("version", "known", "source", "stage", "missing", "unknown")
+    assert [getattr(answer, name) for name in names] == [right[name] for name in names]
 
 
 def test_lists_are_logged_with_the_scores_of_both_stages(tmp_path):
