@@ -132,7 +132,7 @@ def measured(
     if is_blessed_alone and BLESSED in systems:
         systems[BLESSED] = side.without_second_stage(systems[BLESSED])
     content = Evaluator(side.stage, side, report).run(systems)
-    ranker = evaluate_ranker(stage, opened, model, blessed, mesh, report)
+    ranker = evaluate_ranker(stage, opened, systems, report)
     return EvaluationResult(content if ranker is None else {**content, "ranker": ranker})
 
 

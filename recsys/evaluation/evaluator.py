@@ -24,7 +24,7 @@ from recsys.evaluation.figures import Figures
 from recsys.evaluation.second_stage import LEFT_OUT, judge_second_stage, of_pair, ranker_stage
 from recsys.models.config import RetrievalConfig
 from recsys.models.summary import read_summary
-from recsys.pair.folder import RANKER, ranker_of, read_pair
+from recsys.pair.folder import RANKER, ranker_of
 from recsys.registry import Choice, load, load_plugins, name_of
 from recsys.strict import Repeats
 from recsys.tasks import side_of
@@ -114,11 +114,6 @@ def is_pair(model: Any) -> bool:
     return ranker_of(path) is not None or (is_bundle(path) and RANKER in read_manifest(path))
 
 
-def second_stage_of(model: Any) -> Path | None:
-    """Returns the ranker's folder of a pair; None for another model."""
-    return ranker_of(Path(model)) if isinstance(model, str | Path) else None
-
-
 def open_system(
     side: JudgingSide[SystemT, Any, Any],
     model: Any,
@@ -197,17 +192,11 @@ def is_bundle(path: Path) -> bool:
 
 FORMAT = 2
 _PAIR_JUDGING = "recsys.pair.judging:PairJudging"
+_RANKING_JUDGING = "recsys.tasks.ranking.judging.side:RankingJudging"
 _OF_RANKER = (
     *("state", "rows", "users", "queries", "confidence", "metrics", "intervals", "baselines"),
-    *(
-        "comparisons",
-        "baselines_left_out",
-        "blessed_model",
-        "cut",
-        "live",
-        "labels",
-        "descriptions",
-    ),
+    *("comparisons", "baselines_left_out", "blessed_model", "cut", "live", "labels"),
+    "descriptions",
 )
 """Fields of an evaluation that `ranker` has."""
 _MEANINGS: dict[Split, str] = {
@@ -361,9 +350,7 @@ def _figures(figures: Figures, baselines: Iterable[str]) -> dict[str, Any]:
 def evaluate_ranker(
     stage: EvaluateStage,
     data: Data,
-    model: Any,
-    blessed: Any,
-    mesh: DeviceMesh | None = None,
+    systems: Mapping[str, Any],
     progress: SystemProgress | None = None,
 ) -> dict[str, Any] | None:
     """Returns the figures of a pair's ranker on held-out rows, as of a model of its task.
@@ -373,17 +360,15 @@ def evaluate_ranker(
     Args:
         stage: Config of the evaluation of the pair.
         data: The data folder.
-        model: As in `open_systems`.
-        blessed: As in `open_systems`; compared if it is a pair.
-        mesh: As in `open_systems`.
+        systems: As of `Evaluator.run`; the last blessed model is compared if it is a pair.
         progress: As of `Evaluator`.
     """
-    ranker = second_stage_of(model)
-    if ranker is None or not _has_refused(data, next(iter(read_pair(ranker).labels))):
+    second = {name: getattr(system, "reranker", None) for name, system in systems.items()}
+    rankers = {name: one.of_rows for name, one in second.items() if one is not None}
+    if MODEL not in rankers or not _has_refused(data, rankers[MODEL].labels[0]):
         return None
-    other = None if blessed is None else second_stage_of(blessed)
-    side, systems = open_systems(ranker_stage(stage), data, ranker, other, mesh)
-    content = Evaluator(side.stage, side, progress).run(systems)
+    side = load(_RANKING_JUDGING)(ranker_stage(stage), data)
+    content = Evaluator(side.stage, side, progress).run(rankers)
     return {name: content[name] for name in _OF_RANKER if name in content}
 
 

@@ -68,6 +68,9 @@ class Ranker(Reranker):
         name: Display name.
         data: The data folder.
 
+    Attributes:
+        of_rows: The same ranker as a system of its task, which predicts labels of rows.
+
     Raises:
         RecsysError: It shares no item with the data (R403), or was trained on events that are held
             out in the data (R411).
@@ -83,7 +86,7 @@ class Ranker(Reranker):
         data: Data,
     ) -> None:
         self.candidates, self._formula, self._data, self._lists = candidates, formula, data, lists
-        self._system, self._predictor = ranking.System(name, predictor, data), predictor
+        self.of_rows, self._predictor = ranking.System(name, predictor, data), predictor
         self.inputs = tuple(x.name for x in predictor.inputs.event_inputs(predictor.config))
         has_statistics = any(map(is_row_feature, data.event_features))
         self._statistics = StatisticsState.open(data.folder, "cut") if has_statistics else None
@@ -109,7 +112,7 @@ class Ranker(Reranker):
                 **part.given(self.inputs, length),
                 **self._statistics_of(user_row[which], item_row),
             }
-            own = self._system.own(found, lambda: user_ids.take(pa.array(which)))
+            own = self.of_rows.own(found, lambda: user_ids.take(pa.array(which)))
             return {**own, RETRIEVER: self._of_retriever(of_retriever[which])}
 
         n, n_items = items.shape

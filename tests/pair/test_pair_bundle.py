@@ -162,4 +162,10 @@ def test_a_bundle_is_measured_as_its_folder_is(world):
     retriever = folder.content["retriever"]["metrics"]
     assert folder.metrics["ndcg@5"] != pytest.approx(retriever["ndcg@5"], abs=1e-5)
     assert bundle.metrics == pytest.approx(folder.metrics, abs=1e-5)
+    for state in ("metrics", "live"):
+        of_rows = [one.content["ranker"] for one in (folder, bundle)]
+        own, its = (
+            one["metrics"] if state == "metrics" else one[state]["metrics"] for one in of_rows
+        )
+        assert its == pytest.approx(own, abs=1e-5)
     assert alone.metrics == pytest.approx({n: retriever[n] for n in alone.metrics}, abs=1e-5)

@@ -152,7 +152,7 @@ def test_recommend_over_grpc_answers_as_over_rest(server):
         )
         answer = recommend(request, timeout=60)
         request.context["color"] = "red"
-        with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT.*'color' of the context"):
+        with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT.*'color' of the context"):
             recommend(request, timeout=60)
     assert answer.items[0].score == pytest.approx(right["items"][0]["score"])
     assert [(x.id, x.title) for x in answer.items] == [

@@ -341,11 +341,11 @@ def model_inputs(read: Read, inputs: ModelInputs, config: Any) -> Read:
         **bags_of_histories(of_histories, read["history"]),
         "id_row": trained_rows(read["item_row"], inputs.items),
         **bags_of(features, read["item_row"]),
-        **({RETRIEVER: _of_list(read)} if config.stage_one else {}),
+        **({RETRIEVER: of_list(read)} if config.stage_one else {}),
     }
 
 
-def _of_list(read: Read) -> np.ndarray:
+def of_list(read: Read) -> np.ndarray:
     """Returns `retriever` of rows; zeros if their lists are unknown."""
     unknown = np.zeros((len(read["item_row"]), RETRIEVER_WIDTH), np.float32)
     return read.get(RETRIEVER, unknown)

@@ -21,6 +21,7 @@ from recsys.models.calibration import Calibration, Temperature
 from recsys.models.config import QueryConfig
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import EventInput, ModelInputs, event_inputs
+from recsys.models.ranking_model import RETRIEVER
 from recsys.ragged import slices
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
@@ -30,7 +31,7 @@ from recsys.tasks.ranking.judging.baselines import Predictions
 from recsys.tasks.ranking.judging.bundle_process import BundleProcess
 from recsys.tasks.ranking.judging.labelled_rows import LabelledRows, PairColumns
 from recsys.tasks.ranking.probe import check_probe
-from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs
+from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs, of_list
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -154,6 +155,7 @@ def open_bundle(bundle: Path, manifest: Mapping[str, Any]) -> Predictor:
     process = BundleProcess(bundle, labels) if is_primary() else None
 
     def predict(rows: Read) -> np.ndarray:
+        rows = rows | {RETRIEVER: of_list(rows)}
         return np.zeros(0) if process is None else process.predict(rows)
 
     def blocks(read: ReadRows, n: int) -> Iterator[np.ndarray]:
