@@ -4,9 +4,8 @@ import json
 
 import pytest
 import yaml
+from crash_world import write_events, write_world
 from golden_runs import recsys
-
-from benchmarks.crash_world import write_events, write_world
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.thorough]
 

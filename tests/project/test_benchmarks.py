@@ -169,14 +169,6 @@ def test_ingest_times_the_phases_of_a_file():
 
 
 @pytest.mark.bench
-def test_resume_kills_runs_and_compares_them():
-    words = ("--kills", 1, "--kills-a-run", 1, "--devices", 2, "--epochs", 2, "--validation")
-    lines = lines_of("resume", *words)
-    assert lines["runs with the same bits"]["median"] == 1.0
-    assert lines["kills"]["median"] == 1.0
-
-
-@pytest.mark.bench
 def test_evaluate_compares_ours_with_the_plain_product_and_with_jax():
     words = ("--users", 40, "--items", 3000, "--dim", 8, "--positives", 3, "--runs", 2)
     more = ("--peers", "jax", "--peer-users", 16, "--matmul", 64)

@@ -57,13 +57,11 @@ class Ended:
 
     Attributes:
         code: Its exit code; negative: the signal.
-        seconds: How long it took [s].
         events: Its events.
         log: Its log.
     """
 
     code: int
-    seconds: float
     events: list[dict[str, Any]]
     log: Path
 
@@ -91,7 +89,6 @@ class Run:
         fork = multiprocessing.get_context("forkserver")
         fork.set_forkserver_preload(["pipelines.local_runner", "pipelines.retrieval_pipeline"])
         self._log, self._events = log, log.with_suffix(".jsonl")
-        self._started = time.monotonic()
         self._process = fork.Process(target=_run, args=(world, log, self._events, *order))
         self._process.start()
         self.pid = self._process.pid
@@ -99,8 +96,7 @@ class Run:
     def end(self) -> Ended:
         """Waits for its end."""
         self._process.join()
-        code, seconds = self._process.exitcode or 0, time.monotonic() - self._started
-        return Ended(code, seconds, list(EventReader(self._events)), self._log)
+        return Ended(self._process.exitcode or 0, list(EventReader(self._events)), self._log)
 
 
 class World:
@@ -111,7 +107,6 @@ class World:
 
     Attributes:
         steps: All steps of a run.
-        ran: Those that an undisturbed second night doesn't take from the cache.
         seconds: How long each step took that night [s].
         digest: Digest of its model.
     """
@@ -130,22 +125,16 @@ class World:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         }
         self._n_runs, self.digest = 0, ""
-        self.steps, self.ran, self.seconds = list[str](), list[str](), dict[str, float]()
+        self.steps, self.seconds = list[str](), dict[str, float]()
 
-    def prepare(self) -> float:
-        """Runs the first night, and the second one undisturbed, with a copy before each step.
-
-        Returns:
-            How long the second night took [s].
-        """
+    def prepare(self) -> None:
+        """Runs the first night, and the second one undisturbed, with a copy before each step."""
         self._good(self.run())
         write_events(self.folder / "ratings-2.csv", _NEW_EVENTS, 50, 55)
         night = self._good(self.start(snapshots=self.snapshots).end())
         shutil.copytree(self.root, self.snapshots / "end", symlinks=True)
         self.steps, self.digest = night.events[0]["steps"], night.model
         self.seconds = {name: step["seconds"] for name, step in night.steps.items()}
-        self.ran = [name for name, step in night.steps.items() if step["state"] == "ran"]
-        return night.seconds
 
     def _good(self, ended: Ended) -> Ended:
         if ended.code:

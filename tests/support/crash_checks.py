@@ -1,21 +1,9 @@
-"""`python -m benchmarks.crash`: killed, started twice, out of disk: does a run come out right?
+"""Runs that are killed, started twice, or out of disk: what is wrong with their root afterwards.
 
-A root with one night in it sees a second night on new data, first undisturbed, with a
-copy of the root before each step. Then, from those copies:
-
-- `--kills N` runs are killed, each at another point: each component before, inside, and after its
-  work, and once it is in ML Metadata. The same command is given again. It must
-  end with the model of the undisturbed run, bit for bit, and leave no ghost, no debris,
-  and no file of the dead execution in use.
-- `--chain N` kills the run of one night again and again, each time further on, and at last
-  lets it end: the same checks for a part of the time.
-- `--pairs N` times two runs start at once: one of them must run, the other be refused
-  (R601, exit code 75), and nothing of it be in ML Metadata.
-- `--full-disks N` runs of one night have too little room, each a little more than the one
-  before, on a file system of their own (needs root). They must say what is wrong and leave
-  all that is stored as it was; the last one has room, and must make the same model.
-
-All the time what is served is looked at: it must be whole.
+A root with one night in it sees a second night on new data, first undisturbed, with a copy of the
+root before each step. The cases start from these copies; a run after them must end with the model
+of the undisturbed one, bit for bit, and leave nothing of the dead one. What is served must be
+whole all the time.
 """
 
 from __future__ import annotations
@@ -23,130 +11,38 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import itertools
-import json
 import os
 import random
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 import ml_metadata as mlmd
+from crash_world import Ended, Kill, World
 from ml_metadata.proto import metadata_store_pb2 as proto
-from typer import Option
 
-from benchmarks.crash_world import MOMENTS, Ended, Kill, World
-from benchmarks.measure import log, print_line, repeated, run
+from benchmarks.measure import repeated
 from recsys.bundles.bundle import verify
 from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError
 from recsys.report.runs import RUNS, read_result
 
-
-class Result(NamedTuple):
-    """The result of a case: name, seconds, and a sentence for each fault."""
-
-    name: str
-    seconds: float
-    breaches: list[str]
+Breaches = list[str]
+"""A sentence for each fault."""
 
 
-def main(
-    kills: int = 24,
-    chain: int = 0,
-    pairs: int = 20,
-    full_disks: int = 40,
-    seed: Annotated[int, Option(help="Of what is drawn.")] = 0,
-) -> None:
-    """Prints how many cases came out right, and what each took."""
-    with tempfile.TemporaryDirectory(prefix="recsys-crash-") as scratch:
-        world = World(Path(scratch).resolve())
-        try:
-            print_line("crash", "undisturbed night", [world.prepare()], "s")
-            _print("chain of kills", chain_of_kills(world, chain, seed))
-            points = kill_points(world.ran, seed)[:kills]
-            _print("kills", (killed_once(world, point) for point in points))
-            _print("pairs", started_twice(world, pairs))
-            _print("full disks", on_full_disks(world, full_disks, seed))
-        finally:
-            world.close()
-
-
-def _print(case: str, results: Iterable[Result]) -> None:
-    """Prints the results of a case; each on stderr as it comes."""
-    ended = []
-    for name, seconds, breaches in results:
-        ended.append((seconds, float(not breaches)))
-        log(f"{case} {len(ended)}: {name}: {seconds:.1f} s {breaches or 'ok'}")
-        if breaches:
-            print(json.dumps({"bench": "crash", "case": case, "point": name, "breaches": breaches}))
-    if ended:
-        seconds_of, good = zip(*ended, strict=True)
-        print_line("crash", f"{case} that came out right", good, "1 if so")
-        print_line("crash", f"{case}, recovery", seconds_of, "s")
-
-
-# --- Runs that are killed at named points, and the same command again.
-
-
-_MAIN = """InteractionGen StatisticsGen.Interactions VocabularyGen InteractionEncoder Trainer
-RetrievalEvaluator Exporter Pusher""".split()  # noqa: SIM905
-_RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies", "WarmBase")
-_STAGES = ("Trainer", "RetrievalEvaluator", "Exporter")
-
-
-def kill_points(steps: list[str], seed: int = 0) -> list[Kill]:
-    """Returns all kills: first of the main steps, before, inside and after their work."""
-    main = [(step, moment) for moment in MOMENTS[:3] for step in _MAIN]
-    rest = [
-        (step, moment)
-        for step in steps
-        for moment in MOMENTS
-        if not (step.split(".")[0] in _RESOLVERS and moment == "inside")
-        and (step not in _MAIN or moment == "published")
-    ]
-    victims = itertools.cycle(("group", "runner"))
-    plain = [(*point, next(victims)) for point in main + rest]
-    stages = [(step, "inside", "stage") for step in _STAGES]
-    points = [*plain[: len(main)], *stages, *plain[len(main) :]]
-    return [Kill(*point, seed=seed + n) for n, point in enumerate(points)]
-
-
-def chain_of_kills(world: World, n: int, seed: int) -> Iterator[Result]:
-    """Kills the run of one night `n` times, each further on, with the same command between.
-
-    Each step is killed at every moment in turn; that the next point is reached at all shows that
-    the run got over the kill before. The last result is from the run that completes.
-    """
-    points = [point for point in kill_points(world.ran, seed) if point.victim != "stage"]
-    points.sort(key=lambda point: world.steps.index(point.step))
-    n = min(n, len(points))
-    points = [points[number * len(points) // n] for number in range(n)]
-    if not points:
-        return
-    world.put_back(points[0].step)
-    with watched(world.serving) as unserved:
-        for point in points:
-            killed = world.run(point)
-            yield Result(str(point), killed.seconds, _of_killed(world, point, killed))
-        last = world.run()
-    yield Result("the last run", last.seconds, _of_recovered(world, last, n) + unserved)
-
-
-def killed_once(world: World, point: Kill) -> Result:
-    """Kills one run and runs again; returns the seconds of the second run."""
+def killed_once(world: World, point: Kill) -> Breaches:
+    """Kills one run and runs again."""
     world.put_back(point.step)
     with watched(world.serving) as unserved:
         killed = world.run(point)
         breaches = _of_killed(world, point, killed)
         again = world.run()
     breaches += _of_recovered(world, again, int(killed.code == -signal.SIGKILL))
-    return Result(str(point), again.seconds, breaches + unserved)
+    return breaches + unserved
 
 
 def _of_killed(world: World, point: Kill, killed: Ended) -> list[str]:
@@ -191,11 +87,10 @@ def _living(world: World) -> Iterator[str]:
 _BUSY = 75
 
 
-def started_twice(world: World, n: int) -> Iterator[Result]:
+def started_twice(world: World, n: int) -> Iterator[Breaches]:
     """Starts two runs at once, `n` times, on a root where all is cached."""
-    if n:
-        world.put_back("end")
-    for number in range(n):
+    world.put_back("end")
+    for _ in range(n):
         before = _executions(world)
         runs = [world.start(), world.start()]
         ended = sorted((run.end() for run in runs), key=lambda run: run.code)
@@ -210,7 +105,7 @@ def started_twice(world: World, n: int) -> Iterator[Result]:
         new = [ids for name, ids in _executions(world).items() if name not in before]
         if len(new) != 1 or new[0] != [new[0][0] + n for n in range(len(world.steps))]:
             breaches.append(f"executions of new runs in ML Metadata: {new}")
-        yield Result(f"pair {number}", max(run.seconds for run in ended), breaches)
+        yield breaches
 
 
 def _executions(world: World) -> dict[str, list[int]]:
@@ -231,15 +126,13 @@ _FULL = ("R603", "R330", "R525", "R526", "R511", "R902")
 """The codes of a disk without space."""
 
 
-def on_full_disks(world: World, n: int, seed: int) -> Iterator[Result]:
+def on_full_disks(world: World, n: int, seed: int) -> Iterator[Breaches]:
     """Runs one night `n` times with too little space, and then with enough.
 
     The space ends at places spread over all that the night writes, one drawn in each
     n-th of it, so that the runs fail all along the way: a step that has ended is cached
     in the next run.
     """
-    if not n:
-        return
     draw = random.Random(seed)
     start = _size(world.snapshots / world.steps[0])
     growth = _size(world.snapshots / "end") - start
@@ -252,17 +145,14 @@ def on_full_disks(world: World, n: int, seed: int) -> Iterator[Result]:
             with _filled(world.root, free):
                 starved = world.run()
             if starved.code == 0:  # Some steps write less than they did: the night is over.
-                log(f"{number} of {n} were too few bytes")
                 break
             after = stored(world.root)
             changed = [f"{file} has changed" for file in before if before[file] != after.get(file)]
-            started = (e["step"] for e in reversed(starved.events) if e["kind"] == "step_started")
-            name = f"{free:,} bytes: {next(started, '-')}"
-            yield Result(name, starved.seconds, _of_starved(world, starved) + changed)
+            yield _of_starved(world, starved) + changed
         last = world.run()
         # How many of the starved runs could leave a record is not known.
         breaches = _of_recovered(world, last, None)
-    yield Result("with space", last.seconds, breaches + unserved)
+    yield breaches + unserved
 
 
 def _of_starved(world: World, starved: Ended) -> list[str]:
@@ -405,7 +295,3 @@ def watched(serving: Path, every_s: float = 1.0) -> Iterator[list[str]]:
 
     with repeated(look, every_s):
         yield breaches
-
-
-if __name__ == "__main__":
-    run(main)
