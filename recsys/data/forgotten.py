@@ -69,8 +69,8 @@ class Forgotten:
         raise RecsysError(
             "R931",
             f"{str(path)!r}, which data.forget names, must be a whole file of forgotten users.",
-            "Restore it: without it the users in it would be read again. If no user was forgotten yet,"
-            " leave out data.forget until recsys forget needs it.",
+            "Restore it: without it the users in it would be read again. If no user was forgotten"
+            " yet, leave out data.forget until recsys forget needs it.",
             received,
         )
 

@@ -11,26 +11,20 @@ import dataclasses
 import datetime as dt
 import functools
 import json
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.config import (
     Config,
-    EvaluateStage,
     InteractionsConfig,
     ItemsConfig,
-    PairStage,
-    TrainStage,
     canonical_json,
-    stage_of,
     write_feature,
 )
 from recsys.data import entities, interactions
@@ -41,13 +35,11 @@ from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
-from recsys.formats import count, duration, figure, is_number
+from recsys.formats import count, duration, figure
 from recsys.report.evaluated import Evaluated
-from recsys.report.runs import INDEX, RUNS, RunRecord, read_json, read_result
-from recsys.runs.index import write_index
-from recsys.system.files import commit_folder, commit_text, replacing
-from recsys.system.process import run_stage_with_config
-from recsys.tasks.judging_side import BLESSED, MODEL
+from recsys.report.runs import INDEX, read_json
+from recsys.system.files import commit_text, replacing
+from recsys.tasks.judging_side import MODEL
 
 LANDING = "landing"
 """Folder of the spans, each in a folder named by its first day."""
@@ -196,72 +188,6 @@ def _write(table: pa.Table, file: Path) -> None:
         pq.write_table(table, temporary)
 
 
-# --- the models that a night's model is compared with
-
-WARM, COLD, FROZEN = "warm", "cold", "frozen"
-ARMS = (WARM, COLD, FROZEN)
-"""Started from the last blessed model; trained from scratch; the first night's model."""
-
-
-def measure_arms(config: Config, out: Path, model: Path, data: Path) -> dict[str, dict[str, Any]]:
-    """Trains a model from scratch on the data of a night; measures it and the frozen one.
-
-    Args:
-        config: The config of the nights.
-        out: Folder of the simulation.
-        model: The pipeline's model of the night; the first one is kept as the frozen one.
-        data: The data folder that it was trained on.
-
-    Returns:
-        `metrics` by arm, and `seconds` and `steps` of the training from scratch.
-    """
-    folder = out / "arms"
-    frozen, cold, scores = (folder / name for name in ("frozen", "cold", "evaluation"))
-    folder.mkdir(exist_ok=True)
-    if not frozen.exists():
-        temporary = frozen.with_name(".frozen.writing")
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(model, temporary)
-        commit_folder(temporary, frozen)
-    for left_over in (cold, scores, folder / "checkpoints"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    anew = config.model_copy(update={"warm_start": None})
-    compare = stage_of(anew, EvaluateStage).of_two_models()
-    kind = TrainStage if anew.ranker is None else PairStage
-    folders = {"data": data, "model": cold, "blessed": frozen, "out": scores}
-    for module, stage, named in (
-        ("recsys.stages.train", stage_of(anew, kind), {"data": data, "out": cold}),
-        ("recsys.stages.evaluate", compare, folders),
-    ):
-        words = [word for name, path in named.items() for word in (f"--{name}", str(path))]
-        with (folder / f"{module}.log").open("wb") as log:
-            run_stage_with_config(module, canonical_json(stage), words, "jax", log)
-    evaluation = read_json(scores / "evaluation.json", "The evaluation")
-    return {
-        COLD: {"metrics": evaluation["metrics"], **training_facts(cold)},
-        FROZEN: {"metrics": evaluation[BLESSED]},
-    }
-
-
-def training_facts(model: Path) -> dict[str, Any]:
-    """Returns the `seconds` and `steps` of a model's training, and its `base`."""
-    training = read_json(model / "training.json", "The record of the training")
-    base = (training.get("warm_start") or {}).get("base")
-    return {"seconds": training["seconds"], "steps": training["steps"], "base": base}
-
-
-def add_arms(root: Path, run_id: str, arms: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds the other arms' metrics to the record of a night's run, and to the page of all runs."""
-    folder = root / RUNS / run_id
-    result = read_result(folder) or {}
-    baselines = {
-        **(result.get("baselines") or {}),
-        **{n: arm["metrics"] for n, arm in arms.items()},
-    }
-    RunRecord(folder).end({**result, "baselines": baselines})
-    write_index(root)
-
-
 # --- the journal: a line of JSON per night, so that a killed backtest can be resumed
 
 
@@ -308,99 +234,26 @@ class BacktestJournal:
         commit_text("".join(json.dumps(entry) + "\n" for entry in self.entries), self.file)
 
 
-# --- the arms compared, with intervals
-
-_RESAMPLES = 2_000
-_CONFIDENCE = 0.95
-_LAST_SHARE = 0.25
-_LEAST = 5
-"""Number of nights below which there is no interval."""
-
-Entries = Sequence[Mapping[str, Any]]
-
-
-def summarize(entries: Entries) -> dict[str, Any]:
-    """Returns the summary of a simulation.
-
-    A night counts in a comparison if both arms were evaluated, and the warm one was warm.
-    Each ratio is of the sums over these nights, with the 95 % interval of the bootstrap over
-    nights, which takes them as independent: neighbouring nights share most of their data, so
-    it is too narrow rather than too wide.
-    """
-    states = [entry["state"] for entry in entries]
-    both = [n for n in entries if (n.get(WARM) or {}).get("base") and _value(n, COLD) is not None]
-    last = both[-max(1, round(len(both) * _LAST_SHARE)) :]
-    return {
-        "nights": len(entries),
-        "states": {state: states.count(state) for state in dict.fromkeys(states)},
-        "compared": len(both),
-        "warm_over_cold": _ratio(both),
-        "warm_over_cold_at_the_end": _ratio(last),
-        "steps_of_warm_over_cold": _ratio(both, "steps"),
-        "train_seconds_of_warm_over_cold": _ratio(both, "seconds"),
-        "warm_over_frozen_at_the_end": _ratio(last, other=FROZEN),
-        "seconds": round(sum(entry["seconds"] for entry in entries), 1),
-    }
-
-
-def _value(entry: Mapping[str, Any], arm: str, name: str = "value") -> float | None:
-    """Returns a number of an arm in a night; None if it wasn't measured."""
-    number = (entry.get(arm) or {}).get(name)
-    return number if is_number(number) else None
-
-
-def _ratio(entries: Entries, name: str = "value", other: str = COLD) -> dict[str, Any] | None:
-    """Returns the ratio of the warm arm's sum to another's, and its interval."""
-    pairs = [(_value(entry, WARM, name), _value(entry, other, name)) for entry in entries]
-    known = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
-    if not len(known) or known[:, 1].sum() <= 0:
-        return None
-    draws = np.random.default_rng(0).integers(0, len(known), (_RESAMPLES, len(known)))
-    sums = known[draws].sum(axis=1)
-    ratios = sums[:, 0] / np.maximum(sums[:, 1], np.finfo(np.float64).tiny)
-    tail = (1 - _CONFIDENCE) / 2
-    ends = [round(float(end), 4) for end in np.quantile(ratios, [tail, 1 - tail])]
-    return {
-        "ratio": round(float(known[:, 0].sum() / known[:, 1].sum()), 4),
-        "interval": ends if len(known) >= _LEAST else None,
-        "nights": len(known),
-    }
-
-
 # --- the simulation
 
 _LEAST_SPANS = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a simulation.
-
-    Attributes:
-        by: Period of data per night: day, week or month.
-        nights: Number of nights; None: half the periods of the data.
-        window: Number of newest spans to read; None: all.
-        arms: Whether to evaluate cold and frozen models for comparison.
-    """
-
-    by: str
-    nights: int | None
-    window: int | None
-    arms: bool
 
 
 class Simulation:
     """A resumable simulation.
 
     Args:
-        config: Config of data and training; the data must be split by time.
+        config: Config of the nights; the data must be split by time.
         out: Folder of the simulation. An interrupted simulation in it is resumed.
-        options: Options of the simulation.
+        by: Period of data per night: day, week or month.
+        nights: Number of nights; None: half the periods of the data.
+        window: Number of newest spans to read; None: all.
         run_pipeline: Runs the pipeline of a config file; returns the summary of the run.
         report: Called with a sentence on the progress.
 
     Attributes:
         journal: The finished nights.
+        config: Config of the runs.
         page: The page of all runs, with the nights.
 
     Raises:
@@ -411,7 +264,9 @@ class Simulation:
         self,
         config: Config,
         out: Path,
-        options: Options,
+        by: str,
+        nights: int | None,
+        window: int | None,
         run_pipeline: Callable[[Path], dict[str, Any]],
         report: Callable[[str], None],
     ) -> None:
@@ -419,15 +274,17 @@ class Simulation:
             rule = "A simulation of nights needs data that are split by time."
             cure = "Set data.interactions.columns.timestamp, and data.split to time."
             raise UsageError("R915", rule, cure, config.data.split)
-        self._out, self._options = out, options
-        self._run_pipeline, self._report = run_pipeline, report
-        self._replay = BacktestData.read(config, options.by, options.nights)
-        _check(len(self._replay.days), options)
-        self.config = _replayed(config, out, options)
+        self._out, self._run_pipeline, self._report = out, run_pipeline, report
+        self._replay = BacktestData.read(config, by, nights)
+        if (n_spans := len(self._replay.days)) < (least := nights or _LEAST_SPANS):
+            rule = f"The data must cover at least {least} nights."
+            cure = "Reduce --nights, use a shorter period (--by day), or add data."
+            raise UsageError("R912", rule, cure, f"{n_spans} {by}s")
+        self.config = _replayed(config, out, window)
         self.page = self.config.root_folder / INDEX
         plan = {
             "config": json.loads(canonical_json(self.config)),
-            "options": dataclasses.asdict(options),
+            "options": {"by": by, "nights": nights, "window": window},
             "spans": [day.isoformat() for day in self._replay.days],
             "code": code_fingerprint(self.config),
         }
@@ -441,72 +298,44 @@ class Simulation:
         if done:
             self._report(f"Resuming after night {done} of {n_spans}.")
         for number in range(done, n_spans):
-            entry = self._run_night(number)
-            self.journal.add(entry)
-            self._report(_line(entry, number, n_spans))
-
-    def _run_night(self, number: int) -> dict[str, Any]:
-        """Writes the data of a night and runs the pipeline on them."""
-        started = time.monotonic()
-        self._replay.write_span(self._out, number)
-        entry = {
-            "span": self._replay.days[number].isoformat(),
-            "events": self._replay.events[number].num_rows,
-            **self._run(),
-        }
-        return {**entry, "seconds": round(time.monotonic() - started, 1)}
+            started, day = time.monotonic(), self._replay.days[number].isoformat()
+            self._replay.write_span(self._out, number)
+            night = {"span": day, "events": self._replay.events[number].num_rows, **self._run()}
+            night["seconds"] = round(time.monotonic() - started, 1)
+            self.journal.add(night)
+            words = [f"night {number + 1} of {n_spans}", day, night["state"]]
+            words += [night["error"] if "error" in night else figure(night["value"])]
+            self._report(" · ".join([*words, duration(night["seconds"])]))
 
     def _run(self) -> dict[str, Any]:
-        """Runs the pipeline and the other arms; a failed run is a result of the night."""
+        """Runs the pipeline; a failed run is a result of the night."""
         config = self._out / "config.yaml"
         config.write_text(json.dumps(json.loads(canonical_json(self.config)), indent=1))
         try:
             summary = self._run_pipeline(config)
         except RecsysError as error:
             return {"state": "failed", "error": str(error)}
-        metric, model = self.config.bless.metric, Path(summary["model"])
+        metric, model = self.config.bless.metric, summary["model"]
         evaluation = Evaluated(read_json(Path(summary["evaluation"]), "The evaluation"), metric)
-        warm = {"value": evaluation.figure(MODEL, metric), **training_facts(model)}
-        warm["interval"] = evaluation.interval(metric)
+        training = read_json(Path(model) / "training.json", "The record of the training")
         last = self.journal.entries[-1] if self.journal.entries else {}
-        if str(model) == last.get("model"):
-            return {"state": "nothing new", "model": str(model), WARM: warm}
-        entry = {"state": "blessed" if summary["blessed"] else "refused", "model": str(model)}
-        if not self._options.arms:
-            return {**entry, WARM: warm}
-        others = measure_arms(self.config, self._out, model, Path(summary["data"]))
-        if summary["night"] is not None:  # A record that can't be written fails no run.
-            add_arms(self.config.root_folder, summary["night"]["run"], others)
-        values = {
-            arm: {"value": facts.pop("metrics")[metric], **facts} for arm, facts in others.items()
+        state = "blessed" if summary["blessed"] else "refused"
+        return {
+            "state": "nothing new" if model == last.get("model") else state,
+            "model": model,
+            "value": evaluation.figure(MODEL, metric),
+            "interval": evaluation.interval(metric),
+            "steps": training["steps"],
+            "train_seconds": training["seconds"],
+            "base": (training.get("warm_start") or {}).get("base"),
         }
-        return {**entry, WARM: warm, **values}
 
 
-def _replayed(config: Config, out: Path, options: Options) -> Config:
+def _replayed(config: Config, out: Path, window: int | None) -> Config:
     raw = config.model_dump(mode="json")
     raw["data"] = replay_config(config, out)
-    raw["data"]["interactions"] |= {"spans": options.window, "bad_spans": "set_aside"}
+    raw["data"]["interactions"] |= {"spans": window, "bad_spans": "set_aside"}
     # Schemas of the raw files do not apply to a part of them.
     raw["data"]["gate"] |= {"schema_dir": None}
     raw |= {"root": str(out / "run"), "name": config.name}
-    raw["warm_start"] = raw["warm_start"] or {}
     return Config.model_validate_json(json.dumps(raw))
-
-
-def _check(n_spans: int, options: Options) -> None:
-    if n_spans < (options.nights or _LEAST_SPANS):
-        raise UsageError(
-            "R912",
-            f"The data must cover at least {options.nights or _LEAST_SPANS} nights.",
-            "Reduce --nights, use a shorter period (--by day), or add data.",
-            f"{n_spans} {options.by}s",
-        )
-
-
-def _line(entry: dict[str, Any], number: int, n_spans: int) -> str:
-    parts = [f"night {number + 1} of {n_spans}", entry["span"], entry["state"]]
-    parts += [f"{arm} {figure(entry[arm]['value'])}" for arm in ARMS if entry.get(arm)]
-    if entry.get("error"):
-        parts.append(entry["error"])
-    return " · ".join([*parts, duration(entry["seconds"])])

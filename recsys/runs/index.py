@@ -169,8 +169,8 @@ def _protocol(result: Mapping[str, Any]) -> str:
 
 # --- the metrics, run by run
 
-_DRAWN = {MODEL: 0, "popularity": 1, BLESSED: 5, "cold": 2, "frozen": 3}
-"""Systems of the charts, with their styles; `recsys simulate-nights` adds the last two."""
+_DRAWN = {MODEL: 0, "popularity": 1, BLESSED: 5}
+"""Systems of the charts, with their styles."""
 _MOST_RUNS = 60
 _MOST_TICKS = 5
 

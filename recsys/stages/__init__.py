@@ -15,6 +15,8 @@ COMMAND_LINE: Mapping[str, str] = {
     "publish-vectors --changed-only": "Publish all items, and upsert them; deletions are listed.",
     "publish-vectors --format": "Vectors are Parquet; docs/vectors.md loads them into engines.",
     "recommend --at": "Write --context COLUMN=TIME with the column of times, such as timestamp=5.",
+    "simulate-nights --arms": "Replay again with --set warm_start=null to compare the nights.",
+    "simulate-nights --no-arms": "Leave it out: only the runs of the config are replayed.",
     "simulate-nights --broken": "Leave it out: nights are replayed without broken spans.",
     "simulate-nights --seed": "Leave it out: nothing is drawn.",
     "train --host": _HOSTS,

@@ -12,21 +12,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from recsys.cli.run import nights_for_people
 from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
-from recsys.report.runs import RunRecord
 from recsys.runs.backtest import (
     LANDING,
     BacktestData,
     BacktestJournal,
-    add_arms,
     replay_config,
-    summarize,
 )
-from recsys.runs.index import read_runs
 
 
 @pytest.fixture(scope="module")
@@ -163,68 +158,3 @@ def test_a_simulation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(RecsysError, match=r"R910.*thesis"):
         BacktestJournal(tmp_path / "other", plan)
-
-
-def _night(n: int, warm: float, cold: float, *, base: bool = True) -> dict[str, object]:
-    return {
-        "span": f"2020-01-{n + 1:02}", "events": 10, "broken": None, "repaired": [],
-        "state": "blessed", "seconds": 2.0,
-        "warm": {"value": warm, "interval": [warm / 2, warm * 2], "seconds": 1.0, "steps": 25,
-                 "base": "model/1" if base else None},
-        "cold": {"value": cold, "seconds": 4.0, "steps": 100},
-        "frozen": {"value": cold / 2, "seconds": None, "steps": None},
-    }  # fmt: skip
-
-
-def test_the_sum_is_over_the_days_that_can_be_compared() -> None:
-    nights = [_night(0, 9.0, 1.0, base=False), *(_night(n, 0.1 * n, 0.05 * n) for n in range(1, 9))]
-    nights.append({**_night(9, 0, 0), "state": "failed", "warm": None, "cold": None})
-    found = summarize(nights)
-    assert found["compared"] == 8
-    assert found["states"] == {"blessed": 9, "failed": 1}
-    assert found["warm_over_cold"]["ratio"] == 2.0
-    assert found["warm_over_cold"]["interval"] == [2.0, 2.0]
-    assert found["steps_of_warm_over_cold"]["ratio"] == 0.25
-    assert found["warm_over_cold_at_the_end"]["nights"] == 2
-    assert found["warm_over_cold_at_the_end"]["interval"] is None  # Of two nights.
-    assert found["warm_over_frozen_at_the_end"]["ratio"] == 4.0
-
-
-def test_the_interval_holds_the_ratio_of_random_nights() -> None:
-    pairs = np.random.default_rng(3).uniform(0.5, 1.5, (200, 2))
-    found = summarize([_night(n, *pair) for n, pair in enumerate(pairs)])["warm_over_cold"]
-    low, high = found["interval"]
-    assert low < found["ratio"] < high
-    # The delta method's standard error of a ratio of means.
-    a, b = pairs.T
-    ratio = a.mean() / b.mean()
-    error = np.std(a - ratio * b) / b.mean() / np.sqrt(len(a))
-    assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.15)
-
-
-def test_the_page_of_all_runs_shows_the_arms(tmp_path: Path) -> None:
-    for number in (1, 2):
-        record = RunRecord(tmp_path / "runs" / str(number))
-        record.start("shop", ["Trainer"], 1_770_000_000.0)
-        record.step("Trainer", "ran", "first run", 1.0, 1_770_000_000.0)
-        measured = {"recall@10": 0.1}
-        record.end({"name": "shop", "metrics": measured, "deciding": "recall@10", "started": 1.0})
-        add_arms(tmp_path, str(number), {"cold": {"metrics": {"recall@10": 0.25}}})
-    runs, damaged = read_runs(tmp_path)
-    assert not damaged
-    assert [run.figure("cold", "recall@10") for run in runs] == [0.25, 0.25]
-    page = (tmp_path / "index.html").read_text()
-    assert "cold</li>" in page
-    assert page.count("<polyline") == 2
-
-
-def test_a_comparison_is_shown_if_there_is_one():
-    names = ("cold", "cold_at_the_end", "frozen_at_the_end")
-    summary = dict.fromkeys([f"warm_over_{name}" for name in names])
-    summary |= dict.fromkeys(["steps_of_warm_over_cold", "train_seconds_of_warm_over_cold"])
-    summary |= {"nights": 2, "states": {"blessed": 2}, "seconds": 1.0}
-    title = "recall@10 over 2 nights"
-    assert nights_for_people("recall@10", summary)[title] == []
-    ratio = {"ratio": 1.5, "interval": (1.0, 1.25), "nights": 2}
-    [row] = nights_for_people("recall@10", summary | {"warm_over_cold": ratio})[title]
-    assert (row["warm against"], row["change"], row["nights"]) == ("cold", 0.5, 2)
