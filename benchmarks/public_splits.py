@@ -513,7 +513,9 @@ def _columns(path: Path, key: str) -> dict[str, dict[int, list[str]]]:
 _BLOCK = 512
 
 
-def measure(split: Split, user: np.ndarray, item: np.ndarray) -> dict[str, float]:
+def measure(
+    split: Split, user: np.ndarray, item: np.ndarray, added: Any = None
+) -> dict[str, float]:
     """Returns the metrics of a split's protocol, at each of its cut-offs.
 
     Over all items as NGCF and LightGCN count: recall over all relevant items of a user, the
@@ -523,9 +525,10 @@ def measure(split: Split, user: np.ndarray, item: np.ndarray) -> dict[str, float
         split: What was held out.
         user: User vectors `[users, dim]` float32.
         item: Item vectors `[items, dim]` float32.
+        added: Summands of the scores `[users, items]` in CSR; None: there are none.
     """
     ranks = _among_given if split.protocol == "loo_neg" else _among_all
-    asked, rank = map(np.concatenate, zip(*ranks(split, user, item), strict=True))
+    asked, rank = map(np.concatenate, zip(*ranks(split, user, item, added), strict=True))
     n = np.unique(asked, return_counts=True)[1]
     place = np.repeat(np.arange(len(n)), n)
     ideal = np.cumsum(1 / np.log2(np.arange(2, max(split.k) + 2)))
@@ -547,10 +550,11 @@ A tie counts against it; what isn't ranked itself is at infinity.
 """
 
 
-def _among_all(split: Split, user: np.ndarray, item: np.ndarray) -> Ranks:
+def _among_all(split: Split, user: np.ndarray, item: np.ndarray, added: Any) -> Ranks:
     """Ranks among all items but those that are masked."""
     for rows in _blocks(np.flatnonzero(np.diff(split.relevant.offsets))):
         scores = user[rows] @ item.T
+        scores = scores if added is None else scores + added[rows]
         for row, of_user in zip(rows, scores, strict=True):
             relevant = split.relevant[row]
             target = of_user[relevant]
@@ -564,7 +568,7 @@ def _among_all(split: Split, user: np.ndarray, item: np.ndarray) -> Ranks:
             yield np.full(len(relevant), row), np.where(target > -np.inf, rank, np.inf)
 
 
-def _among_given(split: Split, user: np.ndarray, item: np.ndarray) -> Ranks:
+def _among_given(split: Split, user: np.ndarray, item: np.ndarray, added: Any) -> Ranks:
     """Ranks among the negatives of each case.
 
     A negative that is the item itself, as some published lists have, is left out.
@@ -574,6 +578,8 @@ def _among_given(split: Split, user: np.ndarray, item: np.ndarray) -> Ranks:
     for cases in _blocks(np.arange(len(split.users))):
         candidates = split.candidates[cases]
         scores = np.einsum("ncd,nd->nc", item[candidates], user[split.users[cases]])
+        if added is not None:
+            scores += np.take_along_axis(added[split.users[cases]].toarray(), candidates, axis=1)
         is_other = candidates != candidates[:, -1:]
         yield cases, 1 + ((scores >= scores[:, -1:]) & is_other).sum(axis=1)
 

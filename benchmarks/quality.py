@@ -146,10 +146,10 @@ def train(
                 saved, seconds = _trained(split, stage, Path(scratch))
         except RecsysError as error:
             sys.exit(str(error))
-        user, item = _vectors(split, saved, Path(scratch) / "model")
+        user, item, added = _vectors(split, saved, Path(scratch) / "model")
     if vectors is not None:
         np.savez(vectors, user=user, item=item)
-    return {"metrics": measure(split, user, item), "seconds": seconds}
+    return {"metrics": measure(split, user, item, added), "seconds": seconds}
 
 
 def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedModel, float]:
@@ -167,8 +167,8 @@ def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedMode
     return load_model(folder / "model"), result["seconds"]
 
 
-def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of all users `[users, dim]` and items `[items, dim]`."""
+def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[Any, Any, Any]:
+    """Returns the vectors of users and items `[…, dim]`, and the summands of their scores."""
     from recsys.models.inference import embed_queries
 
     rows, offsets = (split.seen.items + 1).astype(np.int32), split.seen.offsets
@@ -177,7 +177,9 @@ def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[np.ndarray
     if saved.model.spec.config.reads_times:
         log("The folder doesn't say when its questions are asked: histories have no times.")
     user = embed_queries(saved.model, user_row, history, saved.inputs)
-    return user, np.load(model / "candidates.npy")[1:]
+    transitions = saved.model.transitions
+    added = None if transitions is None else transitions.of_histories(history)[:, 1:]
+    return user, np.load(model / "candidates.npy")[1:], added
 
 
 # --- is a held-out part drawn evenly by item?

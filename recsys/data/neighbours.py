@@ -62,13 +62,23 @@ def graph_neighbours(events: KeptEvents, n_rows: int, n: int) -> tuple[np.ndarra
         is_kept = common.data >= _LEAST_COMMON
         common.data = of_users.data * scale[row] * scale[common.indices] * is_kept
 
-    close = strongest_pairs(taken, n, weigh)
-    row = np.repeat(np.arange(n_rows), np.diff(close.indptr))
-    order = np.lexsort((close.indices, -close.data, row))
-    place = np.arange(len(row)) - close.indptr[row]
-    rows, weights = np.zeros((n_rows, n), np.int32), np.zeros((n_rows, n), np.float32)
-    rows[row, place], weights[row, place] = close.indices[order], close.data[order]
-    return rows, weights
+    return as_arrays(strongest_pairs(taken, n, weigh), n)
+
+
+def as_arrays(pairs: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the columns and values of a CSR matrix with at most `n` entries a row.
+
+    Returns:
+        Columns `[rows, n]` int32, the greatest value first, padded with 0; and their values
+        `[rows, n]` float32.
+    """
+    n_rows = pairs.shape[0]
+    row = np.repeat(np.arange(n_rows), np.diff(pairs.indptr))
+    order = np.lexsort((pairs.indices, -pairs.data, row))
+    place = np.arange(len(row)) - pairs.indptr[row]
+    columns, values = np.zeros((n_rows, n), np.int32), np.zeros((n_rows, n), np.float32)
+    columns[row, place], values[row, place] = pairs.indices[order], pairs.data[order]
+    return columns, values
 
 
 def _sample(events: KeptEvents, n_rows: int) -> Any:

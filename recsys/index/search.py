@@ -261,6 +261,35 @@ class Ranker:
             rows[short], scores[short] = self.exact(queries[short], hidden.select(short), k)
         return rows, scores
 
+    def with_added(
+        self,
+        best: Callable[..., Best],
+        queries: np.ndarray,
+        hidden: RaggedRows,
+        k: int,
+        allowed: np.ndarray | None,
+        added: Any,
+    ) -> Best:
+        """Returns the best items by dot products plus summands of some items.
+
+        An item without a summand is among the best k only if it is among the best k by its dot
+        product, as summands aren't negative. So the best are among these and those with summands.
+
+        Args:
+            best: `best` or `exact`.
+            queries: See `best`.
+            hidden: See `best`.
+            k: See `best`.
+            allowed: See `best`.
+            added: Summands `[queries, item rows]` float32 in CSR, not negative.
+        """
+        may_come = self._is_item if allowed is None else self._is_item & allowed
+        few = []
+        for number, rows in enumerate(best(queries, hidden, k, allowed)[0]):
+            others = added.indices[added.indptr[number] : added.indptr[number + 1]]
+            few.append(np.union1d(rows[rows > 0], others[may_come[others]]))
+        return self._among(few, queries, hidden, k, added)
+
     def by_index(self, queries: np.ndarray, hidden: RaggedRows, k: int, effort: int) -> Best:
         """Returns the best items as `best`, but only those that the index finds at an effort."""
         if self._index is None:
@@ -271,13 +300,21 @@ class Ranker:
         return self._among([rows[rows > 0] for rows in candidates], queries, hidden, k)
 
     def _among(
-        self, candidates: list[np.ndarray], queries: np.ndarray, hidden: RaggedRows, k: int
+        self,
+        candidates: list[np.ndarray],
+        queries: np.ndarray,
+        hidden: RaggedRows,
+        k: int,
+        added: Any = None,
     ) -> Best:
         """Returns the best of some rows for each query."""
         rows, scores = _nothing(len(queries), k)
         for number, (few, query) in enumerate(zip(candidates, queries, strict=True)):
             kept = few[~np.isin(few, hidden.part(slice(number, number + 1)).rows)]
-            best = best_of(kept, self._embeddings[kept] @ query, k)
+            of_items = self._embeddings[kept] @ query
+            if added is not None:
+                of_items = of_items + added[[number]][:, kept].toarray()[0]
+            best = best_of(kept, of_items, k)
             rows[number, : len(best[0])], scores[number, : len(best[0])] = best
         return rows, scores
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from recsys.data.config import Order
 from recsys.data.label_config import LabelConfig
@@ -25,9 +32,11 @@ class TermConfig(Strict):
 
     Attributes:
         reads_query_time: Whether the term reads the time of a query, the input `asked_at`.
+        needs_order: Whether the term needs events that have an order.
     """
 
     reads_query_time: ClassVar[bool] = False
+    needs_order: ClassVar[bool] = False
 
     @property
     def columns(self) -> int:
@@ -49,6 +58,25 @@ class ItemNeighboursConfig(TermConfig):
 
     count: PositiveInt
     """Number of neighbours of an item [items]."""
+
+
+class TransitionsConfig(TermConfig):
+    """Scores of the items that often follow the newest items of a history."""
+
+    needs_order: ClassVar[bool] = True
+
+    reach: PositiveInt = 5
+    """Highest number of places between two events of a pair."""
+    newest: PositiveInt = 5
+    """Number of newest items of a history that are read."""
+    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Factor per newer item of the history (0..1]."""
+    count: PositiveInt = 50
+    """Number of following items that are kept for each item."""
+    shrinkage: NonNegativeFloat = 10.0
+    """Summand in the denominator of a pair's weight, which lowers it for items with few events."""
+    weight: NonNegativeFloat | None = None
+    """Factor of the term in the score; `null`: chosen on held-back events after training."""
 
 
 class BagWeightsConfig(TermConfig):
@@ -244,7 +272,7 @@ class RetrievalConfig(QueryConfig):
     """Number of most co-occurring items that are averaged with an item in the candidate tower
     (LightGCN); 0: none [items]."""
     terms: tuple[Annotated[Any, Choice("term")], ...] = ()
-    """More terms of the score, of plugins: `[{type: name, …}]`."""
+    """More terms of the score: `transitions`, or those of plugins, as `[{type: name, …}]`."""
     temperature: PositiveFloat = 0.15
     """Divisor of the similarity in the loss."""
     learn_temperature: bool = False

@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from recsys import registry
+from recsys.data.transitions import TransitionScores
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
@@ -23,6 +24,7 @@ from recsys.models.inputs import ModelSpec
 from recsys.models.layers import Latest, LogTemperature
 from recsys.models.lookups import Tables
 from recsys.models.terms import Tensors
+from recsys.models.terms.transitions import TransitionTerm
 
 REGULARIZATION, OF_LAYERS = "regularization", "added_losses"
 """Names of the weights' regularizers and of the losses that layers add by `add_loss`."""
@@ -184,6 +186,15 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
             self.temperature.build()
             self.temperature_log = Latest(name="temperature")
+
+    @property
+    def transitions(self) -> TransitionScores | None:
+        """What the model adds to the similarity for pairs of items; None: nothing."""
+        term = self.terms.get("transitions")
+        if not isinstance(term, TransitionTerm):
+            return None
+        weight = float(term.weight.value)
+        return term.scores().scaled(weight) if weight else None
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns query vectors `[batch, config.vector_dim]` float32, of norm 1 for a cosine.

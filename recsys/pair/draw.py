@@ -37,7 +37,6 @@ from recsys.tasks.probe_files import times_before
 from recsys.tasks.ranking.rows import Rows, known
 from recsys.tasks.raw_events import MISSING
 from recsys.tasks.retrieval.judging.ranking import rank
-from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.systems import System, open_folder
 
 if TYPE_CHECKING:
@@ -190,8 +189,7 @@ class _Drawing:
         given |= self._times(numbers, read["timestamp"])
         user = self.rows.log.user_index(numbers)
         ids = self.data.store.train_users.ids.take(pa.array(user))
-        query = system.embed(ids, read["history"], given)
-        scorer, none = DotProducts(query, system.candidates), RaggedRows.empty(len(numbers))
+        scorer, none = system.scorer(ids, read["history"], given), RaggedRows.empty(len(numbers))
         seen, n = self._seen(numbers, user), self.stage.ranker.candidates
         return rank(scorer, none, seen, system.is_candidate, n)
 

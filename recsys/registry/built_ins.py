@@ -37,6 +37,7 @@ BUILT_INS = {
         "bag_weights": "recsys.models.terms.bag_weights:BagWeights BagWeightsConfig",
         "item_bias": "recsys.models.terms.item_bias:ItemBias ItemBiasConfig",
         "item_age": "recsys.models.terms.item_age:ItemAge ItemAgeConfig",
+        "transitions": "recsys.models.terms.transitions:TransitionTerm TransitionsConfig",
     },
     "loss": {
         "bilateral_softmax": "recsys.losses.softmax:BilateralSoftmax",

@@ -25,8 +25,9 @@ import pyarrow as pa
 from recsys.bundles.bundle import answers_of, check_answers, verify
 from recsys.bundles.publishing import is_version
 from recsys.data.sources.values import plain_id
+from recsys.data.transitions import TransitionScores
 from recsys.errors import UsageError
-from recsys.index.search import Ranker, read_index
+from recsys.index.search import Best, Ranker, read_index
 from recsys.ragged import RaggedRows
 from recsys.savedmodel.event_columns import EventColumns
 from recsys.savedmodel.signatures import (
@@ -137,6 +138,7 @@ class Retriever(ServedModel):
         excludes_seen: Whether seen items are excluded by default.
         bundle: Folder of the bundle.
         events: Raw columns of events that the bundle reads.
+        transitions: What is added to the dot products for pairs of items; None: nothing.
 
     Attributes:
         filters: The filters by named features of the items.
@@ -157,8 +159,10 @@ class Retriever(ServedModel):
         excludes_seen: bool = True,
         bundle: Path = Path(),
         events: EventColumns | None = None,
+        transitions: TransitionScores | None = None,
     ) -> None:
         super().__init__(graph, bundle)
+        self._transitions = transitions
         self._ranker, self.events = ranker, events or EventColumns()
         self.catalogue, self.max_k, self.excludes_seen = catalogue, max_k, excludes_seen
         self.signatures = self.queries = _with_ranking(graph.signatures)
@@ -190,6 +194,7 @@ class Retriever(ServedModel):
             excludes_seen=manifest.get("repeats", "exclude") == "exclude",
             bundle=bundle,
             events=EventColumns.of_manifest(manifest),
+            transitions=TransitionScores.load(bundle),
             **cls._options(manifest),
         )
 
@@ -302,9 +307,16 @@ class Retriever(ServedModel):
         is_popular = query["source"] == POPULARITY.encode()
         cores = len(os.sched_getaffinity(0))
         exact = functools.partial(self._ranker.exact, threads=cores)
-        best = exact if is_batch else self._ranker.best
+        best: Callable[..., Best] = exact if is_batch else self._ranker.best
+        added = None
+        if self._transitions is not None:
+            added = self._transitions.of_histories(query["history_rows"])
+            best = functools.partial(self._ranker.with_added, best)
         for at, allowed in self.filters.groups(inputs, np.flatnonzero(~is_popular)):
-            rows[at], scores[at] = best(query["embedding"][at], hidden.select(at), k, allowed)
+            of_group = {} if added is None else {"added": added[at]}
+            rows[at], scores[at] = best(
+                query["embedding"][at], hidden.select(at), k, allowed, **of_group
+            )
         alike = self._alike(inputs, np.flatnonzero(is_popular), hidden)
         for start in range(0, len(alike), _POPULAR_BLOCK):
             groups = alike[start : start + _POPULAR_BLOCK]

@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
 
 pytest.importorskip("faiss", reason="needs FAISS")
 
@@ -160,3 +163,26 @@ def test_without_faiss_the_error_names_what_to_install(world, tmp_path, monkeypa
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(RecsysError, match=r"\[R580\].*Install the extra serve"):
         build_index(tmp_path, *world, _K, IndexConfig(kind="ann"))
+
+
+@given(seed=st.integers(0, 2**32), k=st.integers(1, 12), is_batch=st.booleans())
+def test_the_best_of_dot_products_and_summands_are_those_of_all_items(seed, k, is_batch):
+    rng = np.random.default_rng(seed)
+    items, queries = (rng.standard_normal((n, 4)).astype(np.float32) for n in (30, 6))
+    is_item = rng.random(30) < 0.8
+    is_item[0] = False
+    summands = sparse.random_array((6, 30), density=0.2, rng=rng, dtype=np.float32).tocsr()
+    hidden = RaggedRows.of([rng.integers(1, 30, 3).astype(np.int32) for _ in queries])
+    allowed = (rng.random(30) < 0.7) if rng.random() < 0.5 else None
+    one = Ranker(items, is_item)
+    best = one.exact if is_batch else one.best
+    rows, scores = one.with_added(best, queries, hidden, k, allowed, summands)
+    expected = queries.astype(np.float64) @ items.T + summands.toarray()
+    for query, of_all in enumerate(expected):
+        of_all[~(is_item if allowed is None else is_item & allowed)] = -np.inf
+        of_all[hidden.part(slice(query, query + 1)).rows] = -np.inf
+        order = np.argsort(-of_all, kind="stable")[:k]
+        kept = order[np.isfinite(of_all[order])]
+        assert rows[query, : len(kept)].tolist() == kept.tolist()
+        assert not rows[query, len(kept) :].any()
+        np.testing.assert_allclose(scores[query, : len(kept)], of_all[kept], rtol=1e-5, atol=1e-6)

@@ -55,9 +55,16 @@ def write_model(folder, data, seed=3, **options):
     model = TwoTower(spec, seed=seed)
     model.build()
     for number, variable in enumerate(model.weights):
-        if "steps" not in variable.path:
+        if "steps" not in variable.path and "int" not in str(variable.dtype):
             rng = np.random.default_rng([seed, number])
             variable.assign(rng.normal(0, 0.5, variable.shape).astype(np.float32))
+    if (term := model.terms.get("transitions")) is not None:
+        rng, shape = np.random.default_rng(seed), term.following.shape
+        rows = rng.integers(0, shape[0], shape, np.int32)
+        term.following.assign(rows)
+        is_trained = inputs.items.row_counts > 0
+        term.shares.assign(rng.random(shape, np.float32) * (rows > 0) * is_trained[:, None])
+        term.weight.assign(0.5)
     save_model(folder, model, TrainStage(model=config, train=TrainConfig()), data)
     rng = np.random.default_rng(1)
     user_row = rng.integers(0, inputs.users.n_rows, 30).astype(np.int32)
@@ -98,7 +105,8 @@ def make_data(folder):
 def make_world(folder):
     """Writes a world; exports its model, which takes some seconds."""
     make_data(folder)
-    write_model(folder / "model", folder / "data")
+    terms = ({"type": "transitions", "count": 3},)
+    write_model(folder / "model", folder / "data", terms=terms)
     write_model(folder / "other", folder / "data", seed=9)
     (folder / "export.json").write_text(json.dumps({"name": "tiny", "export": {"k": 5}}))
     export(folder, folder / "model", folder / "bundle")

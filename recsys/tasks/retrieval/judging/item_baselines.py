@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from recsys.data.hold_out import newest_events
-from recsys.data.neighbours import as_sets, strongest, strongest_pairs
-from recsys.data.transitions import count_transitions, newest_first_weights
+from recsys.data.neighbours import as_sets, strongest_pairs
+from recsys.data.transitions import newest_first_weights, of_items, transition_weights
 from recsys.ragged import RaggedRows
 from recsys.registry import register_baseline
 from recsys.tasks.judging_side import Baseline, LeftOutError
@@ -151,18 +151,14 @@ class Transitions(Baseline):
         if not len(item):
             raise LeftOutError("There is no training event of an item that the vocabulary knows.")
         offsets = np.append(np.flatnonzero(np.diff(user, prepend=-1)), len(user))
-        counts = count_transitions(RaggedRows(item, offsets), len(data.is_item), self.reach)
-        size = np.sqrt(np.bincount(item, minlength=len(data.is_item)))
-        row = np.repeat(np.arange(len(size)), np.diff(counts.indptr))
-        counts.data /= size[row] * size[counts.indices] + self.shrinkage
+        lists, n_rows = RaggedRows(item, offsets), len(data.is_item)
+        weights = transition_weights(lists, n_rows, self.neighbours, self.reach, self.shrinkage)
 
         def of_newest(seen: RaggedRows, n_rows: int) -> Any:
-            known = data.is_item[seen.rows]
-            before = np.concatenate([[0], np.cumsum(known)])
-            lists = RaggedRows(seen.rows[known], before[seen.offsets])
+            lists = of_items(seen, data.is_item)
             return newest_first_weights(lists, n_rows, self.newest, self.decay)
 
-        return PairWeights(strongest(counts, self.neighbours), below_all(data), of_newest)
+        return PairWeights(weights, below_all(data), of_newest)
 
 
 @register_baseline("ease")

@@ -6,7 +6,7 @@ Comparisons with NaN are false, so it would be ranked silently; therefore every 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -58,6 +58,26 @@ class DotProducts:
         if isinstance(candidates, np.ndarray):
             return np.asarray(query @ candidates.T)
         return candidates.scores(query)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedProducts:
+    """Dot products, and summands for some of the items.
+
+    Attributes:
+        products: The dot products.
+        added: Summands `[queries, item rows]` float32 in CSR, each item once.
+    """
+
+    products: DotProducts
+    added: Any
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32."""
+        scores, added = np.array(self.products.scores(block)), self.added[block]
+        owner = np.repeat(np.arange(len(scores)), np.diff(added.indptr))
+        scores[owner, added.indices] += added.data
+        return scores
 
 
 def check_products(query: np.ndarray, candidates: Candidates, is_candidate: np.ndarray) -> None:

@@ -28,7 +28,6 @@ from recsys.tasks.retrieval.judging.baselines import BaselineData, Popularity
 from recsys.tasks.retrieval.judging.case import Case, Measured, make_slices, never_found, with_sizes
 from recsys.tasks.retrieval.judging.example_users import example_users, exposure
 from recsys.tasks.retrieval.judging.queries import Protocol, Queries, Repeats
-from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder, open_object
 
 if TYPE_CHECKING:
@@ -85,8 +84,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
 
     def measure(self, system: System, case: Case, progress: Progress | None) -> Measured:
         """Ranks the positives by a system's scores."""
-        scorer = DotProducts(system.queries(case.queries), system.candidates)
-        return case.measure(scorer, system.is_candidate, progress)
+        return case.measure(system.scorer_of(case.queries), system.is_candidate, progress)
 
     def measure_baseline(
         self, baseline: Baseline, case: Case, progress: Progress | None

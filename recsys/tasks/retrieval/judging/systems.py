@@ -21,6 +21,7 @@ import pyarrow as pa
 from recsys.data import event_features
 from recsys.data.dataset import Data
 from recsys.data.event_features import LearnedFeature, load_event_features
+from recsys.data.transitions import TransitionScores
 from recsys.data.vocabulary import Vocabulary
 from recsys.distributed.coordination import from_primary, is_primary, meet
 from recsys.errors import RecsysError
@@ -38,6 +39,8 @@ from recsys.tasks.retrieval.judging.ranking_devices import ShardedCandidates, em
 from recsys.tasks.retrieval.judging.scores import (
     Candidates,
     DotProducts,
+    PairedProducts,
+    Scorer,
     check_scores,
     largest_of_rows,
 )
@@ -62,6 +65,7 @@ class SystemEmbeddings:
             None: all.
         inputs: Names of its inputs that come from events: context, attributes and times.
         event_features: The features of its events.
+        transitions: What it adds for pairs of items, by its own rows; None: nothing.
     """
 
     items: Vocabulary
@@ -71,6 +75,7 @@ class SystemEmbeddings:
     width: int | None = None
     inputs: tuple[str, ...] = ()
     event_features: tuple[LearnedFeature, ...] = ()
+    transitions: TransitionScores | None = None
 
 
 def check_numbers(name: str, embeddings: Candidates) -> None:
@@ -159,6 +164,7 @@ def of_model(
         width=config.dim if config.vector_dim > config.dim else None,
         inputs=tuple(x.name for x in inputs.event_inputs(config)),
         event_features=inputs.event_features,
+        transitions=inference.model.transitions,
     )
 
 
@@ -196,6 +202,7 @@ def open_bundle(
         manifest["direction_width"],
         tuple(manifest["event_inputs"]),
         load_event_features(bundle / event_features.FOLDER),
+        TransitionScores.load(bundle),
     )
 
 
@@ -296,7 +303,7 @@ class System:
         self.is_candidate = known & ours.is_current()
         check_shared(name, its, ours, self.is_candidate)
         self.candidates = _in_rows(embeddings.candidates, self._own_row, self.is_candidate)
-        self._width = embeddings.width
+        self._width, self._transitions = embeddings.width, embeddings.transitions
 
     @property
     def of_events(self) -> set[str]:
@@ -327,8 +334,8 @@ class System:
             progress: Called with the number of finished queries and the total.
         """
         given = queries.given(self.inputs, self.history)
-        embedded = self.embed(user_ids, queries.histories(self.history), given)
-        scorer, second = DotProducts(embedded, self.candidates), self.reranker
+        scorer = self.scorer(user_ids, queries.histories(self.history), given)
+        second = self.reranker
         n = k if second is None else max(k, second.candidates)
         first = rank(scorer, queries.positives, masked, self.is_candidate, n, progress)
         if second is None:
@@ -348,14 +355,19 @@ class System:
             return self.candidates[:, : self._width]
         return dataclasses.replace(self.candidates, width=self._width)
 
-    def queries(self, queries: Queries) -> np.ndarray:
-        """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.
-
-        Raises:
-            RecsysError: An embedding is not finite (R402), or the bundle can't be loaded.
-        """
+    def scorer_of(self, queries: Queries) -> Scorer:
+        """Returns the scorer of items for `queries`; raises `RecsysError` as `embed`."""
         given = queries.given(self.inputs, self.history)
-        return self.embed(self.user_ids(queries), queries.histories(self.history), given)
+        return self.scorer(self.user_ids(queries), queries.histories(self.history), given)
+
+    def scorer(self, user_ids: pa.Array, history: np.ndarray, given: Given | None = None) -> Scorer:
+        """Returns the scorer of items for users with the given histories; see `embed`."""
+        products = DotProducts(self.embed(user_ids, history, given), self.candidates)
+        if self._transitions is None:
+            return products
+        rows = self._own_row
+        added = self._transitions.of_histories(history if rows is None else rows[history])
+        return PairedProducts(products, added if rows is None else added[:, rows])
 
     def user_ids(self, queries: Queries) -> pa.Array:
         """Returns the ids `[n]` of the evaluation users of `queries` `[n]`, text."""
@@ -374,7 +386,7 @@ class System:
                 aren't given are missing.
 
         Raises:
-            RecsysError: See `queries`.
+            RecsysError: An embedding is not finite (R402), or the bundle can't be loaded.
         """
         if not len(user_ids):
             return np.zeros((0, self.candidates.shape[1]), np.float32)

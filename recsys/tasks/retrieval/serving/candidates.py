@@ -81,6 +81,7 @@ class GraphRanker(tf.Module):
         by_popularity: tf.Tensor,
         hidden: tf.RaggedTensor,
         allow: Allow | None = None,
+        added: _Best | None = None,
     ) -> _Best:
         """Returns scores `[b, k]`, the best first, and item rows `[b, k]`.
 
@@ -92,10 +93,14 @@ class GraphRanker(tf.Module):
             by_popularity: Queries that get popular items `[b]` bool.
             hidden: Item rows to exclude for each query `[b, any]`, including row 0.
             allow: Items that may be recommended; None: all.
+            added: Item rows `[b, n]`, and the summands of their scores `[b, n]`, which are 0 for
+                padding and for queries by popularity; None: there are none.
         """
 
         def block(start: tf.Tensor, size: tf.Tensor) -> _Best:
             scores = self._scores(query, by_popularity, start, size)
+            if added is not None:
+                scores = _add(scores, *added, start, size)
             if self._is_item is not None:
                 scores = tf.where(tf.slice(self._is_item, [start], [size]), scores, NO_SCORE)
             if allow is not None:
@@ -147,6 +152,17 @@ class GraphRanker(tf.Module):
             lambda: tf.where(by_popularity[:, None], popularity, scores),
             lambda: scores,
         )
+
+
+def _add(
+    scores: tf.Tensor, rows: tf.Tensor, summands: tf.Tensor, start: tf.Tensor, size: tf.Tensor
+) -> tf.Tensor:
+    """Returns `scores` `[b, size]` with summands added at the item rows of each query."""
+    columns = rows - start
+    is_there = (columns >= 0) & (columns < size) & (summands > 0)
+    places = tf.cast(tf.where(is_there), tf.int32)
+    at = tf.stack([places[:, 0], tf.boolean_mask(columns, is_there)], axis=1)
+    return tf.tensor_scatter_nd_add(scores, at, tf.boolean_mask(summands, is_there))
 
 
 def _mask(scores: tf.Tensor, rows: tf.RaggedTensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
@@ -259,7 +275,6 @@ def popularity_shares(histories: ServingHistories, is_item: np.ndarray) -> np.nd
 
 Kind = Literal["float32", "float16", "int8"]
 
-_SCORED_ROWS = 2048
 _LARGEST = 127
 # Items whose exact scores differ by less may be in any order: float32 sums depend on the order.
 _ROUNDING = 1e-6
@@ -313,8 +328,8 @@ def stored(embeddings: np.ndarray, kind: Kind) -> StoredEmbeddings:
 
 def check_parity(
     answers: np.ndarray,
-    query: np.ndarray,
-    embeddings: np.ndarray,
+    is_asked: np.ndarray,
+    blocks: Iterable[tuple[slice, np.ndarray]],
     is_item: np.ndarray,
     least: float,
 ) -> float:
@@ -325,8 +340,8 @@ def check_parity(
 
     Args:
         answers: Item rows of each answer `[n, k]`, padded with 0.
-        query: Embedding of each query `[n, dim]` float32.
-        embeddings: Exact embeddings of the item rows `[rows, dim]` float32.
+        is_asked: Which answers to compare `[n]` bool.
+        blocks: Slices of the item rows, and their exact scores `[n, part]`, as in `best_scores`.
         is_item: Whether each row is an item `[rows]` bool.
         least: Lowest allowed recall [0..1].
 
@@ -334,13 +349,11 @@ def check_parity(
         RecsysError: The recall is lower (R538).
     """
     k = min(answers.shape[1], int(is_item.sum()))
-    if not k or not len(answers):
+    if not k or not is_asked.any():
         return 1.0
-    parts = slices(len(embeddings), _SCORED_ROWS)
-    blocks = ((part, query @ np.asarray(embeddings[part]).T) for part in parts)
     best, scores = best_scores(answers[:, :k], blocks, is_item)
     room = _ROUNDING * np.maximum(1, np.abs(best[:, -1:]))
-    is_hit = (answers[:, :k] > 0) & (scores >= best[:, -1:] - room)
+    is_hit = ((answers[:, :k] > 0) & (scores >= best[:, -1:] - room))[is_asked]
     recall = int(is_hit.sum()) / is_hit.size
     if recall < least:
         rule = (

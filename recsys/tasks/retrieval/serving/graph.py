@@ -63,10 +63,12 @@ class Query(NamedTuple):
     Attributes:
         embedding: `[b, dim]` float32.
         source: Source of each one `[b]` string, one of `recsys.savedmodel.signatures.SOURCES`.
+        history: Item rows of the history `[b, history]`, the newest first, padded with 0.
     """
 
     embedding: tf.Tensor
     source: tf.Tensor
+    history: tf.Tensor
 
 
 class Retrieval(tf.Module):
@@ -114,6 +116,8 @@ class Retrieval(tf.Module):
         self._item_ids = constant(np.asarray([*saved.catalogue.ids], object), tf.string)
         shares = popularity_shares(histories, is_item)
         self._is_apart = item_embeddings is None
+        has_pairs = saved.model.transitions is not None
+        self._transitions = saved.model.terms["transitions"] if has_pairs else None
         embeddings = None if item_embeddings is None else stored(item_embeddings, kind)
         self._candidates = GraphRanker(embeddings, is_item, shares, k)
         self._filters = GraphFilters(saved.catalogue.features, self._rows.item_bag_tables)
@@ -201,7 +205,8 @@ class Retrieval(tf.Module):
         user, seen = self._seen(user_id, history, exclude_seen)
         source = tf.fill([tf.shape(user)[0]], POPULARITY)
         hidden = tf.concat([seen, self._items(exclude_ids)], axis=1)
-        query = Query(tf.zeros([tf.shape(user)[0], 0]), source)
+        n = tf.shape(user)[0]
+        query = Query(tf.zeros([n, 0]), source, tf.zeros([n, 1], tf.int32))
         return self._answer(user, query, hidden, self._filters.allow(only) if only else None)
 
     def recommend_examples(self, examples: tf.Tensor) -> Tensors:
@@ -233,17 +238,20 @@ class Retrieval(tf.Module):
         They are `embedding` `[b, dim]`, `known` and `source` `[b]`, and the item rows to mask,
         `seen_rows` `[seen]` int32: rows of query `i` are at `seen_offsets[i]` … `seen_offsets[i +
         1]`, `[b + 1]` int64. If `source` is `popularity`, the embedding is meaningless: call
-        `recommend`.
+        `recommend`. A model with transitions also returns `history_rows` `[b, history]` int32,
+        for `recsys.data.transitions.TransitionScores`.
         """
         user, seen = self._seen(user_id, history, exclude_seen)
         query = self._query(user, user_id, history, raw)
         rows = tf.ragged.boolean_mask(seen, seen > 0)
+        of_pairs = {} if self._transitions is None else {"history_rows": query.history}
         return {
             "embedding": query.embedding,
             "known": user > 0,
             "source": query.source,
             "seen_rows": rows.values,
             "seen_offsets": rows.row_splits,
+            **of_pairs,
         }
 
     def embed_query(self, user_id: tf.Tensor, history: tf.Tensor, **raw: tf.Tensor) -> Tensors:
@@ -286,7 +294,10 @@ class Retrieval(tf.Module):
         self, user: tf.Tensor, query: Query, hidden: tf.RaggedTensor, allow: Allow | None = None
     ) -> Tensors:
         is_popular = query.source == POPULARITY
-        scores, rows = self._candidates.best(query.embedding, is_popular, hidden, allow)
+        added = None
+        if self._transitions is not None:
+            added = self._transitions.of_history(query.history)
+        scores, rows = self._candidates.best(query.embedding, is_popular, hidden, allow, added)
         ids = tf.where(scores > NO_SCORE, tf.gather(self._item_ids, rows), "")
         answer = {"candidate_ids": ids, "scores": scores}
         return {**answer, "known": user > 0, "source": query.source}
@@ -301,6 +312,7 @@ class Retrieval(tf.Module):
         return Query(
             embedding=self._rows.model.embed_query(inputs),
             source=_source(query.has_row, has_history, query.has_features),
+            history=inputs["history"],
         )
 
     def _seen(

@@ -7,6 +7,8 @@ checks the bundle:
                        values of the query and of the events of its history
     encoded.npz        the same values as inputs of the model
     popularity.npy     score of each item row for users without any information
+    transitions.npz    summands of the scores, and history.npy, the item rows of the histories;
+                       missing if there are none
     options.json       storage of the items, and the requirements for the bundle
 
 Scores are compared in blocks of items; see `recsys.savedmodel.parity` for the tolerance.
@@ -26,6 +28,7 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from recsys.data.catalogue import read_is_item
+from recsys.data.transitions import TransitionScores
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.ragged import slices
 from recsys.savedmodel.parity import (
@@ -43,7 +46,7 @@ from recsys.tasks.retrieval.serving.candidates import Kind, best_scores, check_p
 from recsys.tasks.serving.requests import example
 
 _PROBES, _ENCODED, _POPULARITY = "probes.parquet", "encoded.npz", "popularity.npy"
-_OPTIONS = "options.json"
+_OPTIONS, _HISTORY = "options.json", "history.npy"
 _COLUMNS = ("user_id", "history", "query", "source")
 _BLOCK_ROWS = 2048
 _ITEMS = 512
@@ -64,6 +67,8 @@ class RetrievalReference(Reference):
         kind: Dtype of the candidates in the SavedModel.
         min_parity: Minimum recall of the exact best candidates [0..1].
         vectors: Location of the candidates, `bundle` or `apart`.
+        history_row: Item rows of each history `[n, length]`, the newest first, padded with 0.
+        transitions: What is added to the scores of items by `history_row`; None: nothing.
         events: Raw values of queries and of the events of `history` `[n, any]` text, by input.
         encoded: The same values as inputs of the model `[n, …]`, by input of `embed_encoded`.
     """
@@ -76,6 +81,8 @@ class RetrievalReference(Reference):
     kind: Kind = "float32"
     min_parity: float = 0.99
     vectors: Literal["bundle", "apart"] = "bundle"
+    history_row: np.ndarray | None = None
+    transitions: TransitionScores | None = None
     events: Arrays = dataclasses.field(default_factory=dict)
     encoded: Arrays = dataclasses.field(default_factory=dict)
 
@@ -95,6 +102,9 @@ class RetrievalReference(Reference):
         encoded: Any = self.encoded
         np.savez(folder / _ENCODED, **encoded)
         np.save(folder / _POPULARITY, self.popularity)
+        if self.transitions is not None and self.history_row is not None:
+            self.transitions.save(folder)
+            np.save(folder / _HISTORY, self.history_row)
         names = ("kind", "min_parity", "vectors")
         options = {name: getattr(self, name) for name in names}
         (folder / _OPTIONS).write_text(json.dumps(options))
@@ -103,12 +113,15 @@ class RetrievalReference(Reference):
     def load(cls, folder: Path) -> Self:
         """Reads a reference that `save` wrote."""
         probes = pq.read_table(folder / _PROBES).to_pydict()
+        transitions = TransitionScores.load(folder)
         return cls(
             user_id=np.asarray(probes["user_id"], object),
             history=np.asarray(probes["history"], object),
             query=np.asarray(probes["query"], np.float32),
             source=np.asarray(probes["source"], object),
             popularity=np.load(folder / _POPULARITY, allow_pickle=False),
+            history_row=None if transitions is None else np.load(folder / _HISTORY),
+            transitions=transitions,
             events={n: np.asarray(x, object) for n, x in probes.items() if n not in _COLUMNS},
             encoded=dict(np.load(folder / _ENCODED, allow_pickle=False)),
             **json.loads((folder / _OPTIONS).read_text()),
@@ -283,14 +296,13 @@ def compare_scores(
     is_popular = reference.source == POPULARITY
     for answer in answers:
         _check_sources(answer, reference)
-        blocks = _blocks(is_popular, reference, embeddings)
+        blocks = _blocks(is_popular, reference, embeddings, reference.kind)
         best, of_rows = best_scores(answer.rows, blocks, is_item)
         subject = f"scores of {answer.signature}"
         worst = max(worst, difference("R532", subject, answer.scores, best))
         if reference.kind != "float32":
-            known = ~is_popular
-            exact = reference.query[known], embeddings
-            check_parity(answer.rows[known], *exact, is_item, reference.min_parity)
+            exact = _blocks(is_popular, reference, embeddings)
+            check_parity(answer.rows, ~is_popular, exact, is_item, reference.min_parity)
         subject = f"scores of the candidates of {answer.signature}"
         worst = max(worst, difference("R533", subject, of_rows, best))
     return worst
@@ -310,11 +322,19 @@ def _check_sources(answers: Answers, reference: RetrievalReference) -> None:
 
 
 def _blocks(
-    is_popular: np.ndarray, reference: RetrievalReference, embeddings: np.ndarray
+    is_popular: np.ndarray,
+    reference: RetrievalReference,
+    embeddings: np.ndarray,
+    kind: Kind = "float32",
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields slices of the item rows, and their expected scores `[n, part]`."""
+    added = None
+    if reference.transitions is not None and reference.history_row is not None:
+        added = reference.transitions.of_histories(reference.history_row).tocsc()
     for part in slices(len(embeddings), _BLOCK_ROWS):
-        block = stored(read_rows(embeddings, part.start, part.stop), reference.kind)
+        block = stored(read_rows(embeddings, part.start, part.stop), kind)
         scores = reference.query @ block.floats(slice(None)).T
+        if added is not None:
+            scores += added[:, part].toarray()
         scores[is_popular] = reference.popularity[part]
         yield part, scores

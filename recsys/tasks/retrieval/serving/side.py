@@ -66,6 +66,9 @@ class RetrievalServing(HistoryServing):
         shutil.copyfile(model / CANDIDATES, folder / "item_embeddings.npy")
         copy_catalogue(model, folder, self.saved.catalogue)
 
+        if (transitions := self.saved.model.transitions) is not None:
+            transitions.save(folder)
+
         def report(done: int, total: int) -> None:
             tell(f"{done:,} of {total:,} items indexed", done, total)
 
@@ -98,6 +101,7 @@ class RetrievalServing(HistoryServing):
             "similarity": "dot product" if similarity == "dot" else similarity,
             "item_bias": getattr(trained.model, "item_bias", False),
             "item_age": getattr(trained.model, "item_age", None),
+            "has_transitions": self.saved.model.transitions is not None,
             "loss": trained.train.loss.title,
             "excludes_seen": self.stage.repeats == "exclude",
             "is_apart": self.stage.export.vectors == "apart",
@@ -124,6 +128,8 @@ class RetrievalServing(HistoryServing):
             kind=export.item_embeddings,
             min_parity=export.min_parity,
             vectors=export.vectors,
+            transitions=saved.model.transitions,
+            history_row=probe.history,
             events=self._raw_events(),
             encoded={encoded_name(name): probe.given[name] for name in self._reads.names},
         )

@@ -30,6 +30,7 @@ from recsys.models.config import (
     AutoConfig,
     RetrievalConfig,
     SasRecConfig,
+    TransitionsConfig,
     TwoTowerConfig,
 )
 from recsys.registry import register_model
@@ -115,6 +116,7 @@ def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "history": min(50, max(1, shape.events // _EVENTS_PER_POSITION)) if shape.events else 50,
         "pooling": SasRecConfig(dropout=0.5),
         "history_tower": True,
+        "terms": (TransitionsConfig(),),
         "widths": (),
         "item_id_dropout": 0.3 if shape.has_new_items else None,
         "temperature": 0.1,

@@ -39,7 +39,8 @@ from recsys.tasks.retrieval.judging.queries import (
 )
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.ranking_devices import embedded_catalogue
-from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts, Scorer
+from recsys.tasks.retrieval.training.pair_weight import MOST_QUERIES, choose_weight, is_chosen
 from recsys.tasks.retrieval.training.sampling import HardNegatives
 from recsys.tasks.training_side import Batches, EpochWork
 
@@ -57,28 +58,30 @@ class RetrievalEpochWork(EpochWork):
 
     def __post_init__(self) -> None:
         """Makes the queries of the validation."""
-        model, train = self.stage.model, self.stage.train
+        train = self.stage.train
         self._inference, self._hard = Inference(self.model), train.hard_negatives
-        self._validation = None
-        if train.validation is not None:
-            self._validation = Validator(
-                self.source.events,
-                self.inputs,
-                model,
-                train.validation,
-                self.since,
-                self.stage.repeats,
-            )
+        self._validates, self._held = train.validation is not None, None
+        if self._validates or len(self.source.events.held):
+            self._held = self._held_back(train.validation or ValidationConfig(like="last"))
+
+    def _held_back(self, config: ValidationConfig) -> Validator | None:
+        events, model = self.source.events, self.stage.model
+        try:
+            return Validator(events, self.inputs, model, config, self.since, self.stage.repeats)
+        except RecsysError:
+            if self._validates:
+                raise
+            return None  # All that is held back was seen before: the earlier weight is kept.
 
     def validate(self) -> dict[str, float]:
         """Returns the validation's metrics of the current model; empty without validation."""
-        if self._validation is None:
+        if self._held is None or not self._validates:
             return {}
         self.settle()
-        return self._validation.metrics(self._inference)
+        return self._held.metrics(self._inference)
 
     def settle(self) -> None:
-        """Updates the parts of the model that are computed from its current item vectors."""
+        """Updates what is computed from the current vectors, also the weight of transitions."""
         catalogue = self.inputs.catalogue
         is_trained = (self.inputs.items.row_counts > 0) & catalogue.is_item
 
@@ -89,6 +92,8 @@ class RetrievalEpochWork(EpochWork):
                 start += len(block)
 
         self.model.settle(trained())
+        if self._held is not None and is_chosen(self.stage.model):
+            self._held.choose_weight(self._inference)
 
     def begin(self, step: int, batches: Batches) -> None:
         """Uses the hard negatives of the epoch of `step`, if it has any.
@@ -252,18 +257,12 @@ class Validator:
         Args:
             towers: The towers of the current model.
         """
-        queries, layout = self.queries, keras.distribution.distribution()
-        # With several processes, none holds all candidates.
-        is_split = jax.process_count() > 1 and layout is not None
-        mesh = layout.device_mesh.backend_mesh if is_split else None
-        embedded = towers.queries(queries.user_row, self._histories, self._inputs, self._given)
-        ranks = rank(
-            DotProducts(embedded, embedded_catalogue(towers, self._inputs, mesh)),
-            queries.positives,
-            self._hidden,
-            self._inputs.catalogue.is_item,
-            min(self._ks),
-        ).ranks
+        queries, products = self.queries, self._products(towers)
+        scorer: Scorer = products
+        if (transitions := towers.model.transitions) is not None:
+            scorer = PairedProducts(products, transitions.of_histories(self._histories))
+        is_item = self._inputs.catalogue.is_item
+        ranks = rank(scorer, queries.positives, self._hidden, is_item, min(self._ks)).ranks
         lists = RankedLists(ranks, queries.positives.owner(), len(queries))
         values = per_query((Recall(), Ndcg(), ReciprocalRank()), lists, self._ks)
         users, user = np.unique(queries.user, return_inverse=True)
@@ -271,6 +270,25 @@ class Validator:
         return {
             name: float(per_user(values[name], user, len(users)).mean()) for name in [*names, "mrr"]
         }
+
+    def choose_weight(self, towers: Inference) -> None:
+        """Sets the weight of the model's transitions, see `pair_weight.choose_weight`."""
+        term = towers.model.terms["transitions"]
+        part = slice(0, MOST_QUERIES)
+        products, added = self._products(towers), term.scores().of_histories(self._histories[part])
+        paired = PairedProducts(dataclasses.replace(products, query=products.query[part]), added)
+        lists = self.queries.positives.part(part), self._hidden.part(part)
+        term.weight.assign(choose_weight(paired, *lists, self._inputs.catalogue.is_item))
+
+    def _products(self, towers: Inference) -> DotProducts:
+        """Returns the similarities of the queries with all items."""
+        layout = keras.distribution.distribution()
+        # With several processes, none holds all candidates.
+        is_split = jax.process_count() > 1 and layout is not None
+        mesh = layout.device_mesh.backend_mesh if is_split else None
+        user_row = self.queries.user_row
+        embedded = towers.queries(user_row, self._histories, self._inputs, self._given)
+        return DotProducts(embedded, embedded_catalogue(towers, self._inputs, mesh))
 
 
 def _since(events: KeptEvents, since: int | None) -> KeptEvents:

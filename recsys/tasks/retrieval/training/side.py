@@ -23,6 +23,7 @@ from recsys.tasks.retrieval.probe import save_candidates, save_probe
 from recsys.tasks.retrieval.training.auto import described, for_data, outgrown
 from recsys.tasks.retrieval.training.batches import BatchSource
 from recsys.tasks.retrieval.training.epoch_work import RetrievalEpochWork, Validator
+from recsys.tasks.retrieval.training.pair_weight import events_to_hold_back, is_chosen
 from recsys.tasks.retrieval.training.sequences import SequenceSource, packing
 from recsys.tasks.training_side import DataShape, StageT, TrainingSide
 
@@ -68,6 +69,10 @@ class RetrievalTraining(TrainingSide):
         for key in needs if order != "time" else ():
             cure = f"Name their column by data.interactions.columns.timestamp, or leave {key} out."
             raise UsageError("R336", f"{key} needs events that have times.", cure, store.split.text)
+        ordered = [name_of("term", term) for term in config.score_terms if term.needs_order]
+        if ordered and order == "none":
+            rule, cure = "needs events that have an order.", "Leave it out of model.terms."
+            raise UsageError("R336", f"The term {ordered[0]} {rule}", cure, store.split.text)
         if config.history_of == "past" and order == "none":
             rule = "model.history_of: past needs events that have an order."
             cure = "Leave model.history_of out, or set it to others."
@@ -156,6 +161,13 @@ class RetrievalTraining(TrainingSide):
         if train.loss.negatives != "catalogue":
             space["train.uniform_negatives"] = [256, 512, 1024, 2048]
         return space
+
+    def events(self, train: TrainConfig) -> KeptEvents:
+        """Returns the events that training sees: without those that choose a weight."""
+        if train.validation is not None or not is_chosen(self.stage.model):
+            return super().events(train)
+        log = self.store.train
+        return KeptEvents(log, events_to_hold_back(log), "last")
 
     def check(self, events: KeptEvents, train: TrainConfig, n_parts: int) -> list[str]:
         """Checks the data before the first step, and returns remarks on them."""

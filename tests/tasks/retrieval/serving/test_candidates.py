@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.errors import RecsysError
+from recsys.ragged import slices
 from recsys.tasks.retrieval.serving import candidates
 from recsys.tasks.retrieval.serving.candidates import check_parity, stored
 
@@ -25,6 +26,7 @@ def rankings(draw):
         "by_popularity": rng.random(b) < 0.3,
         "hidden": [[0, *rng.integers(0, n, rng.integers(0, 6)).tolist()] for _ in range(b)],
         "allowed": rng.random((b, n)) < 0.7,
+        "added": [(int(i), int(x)) for i, x in rng.integers(0, [n, 4], (5, 2))],
         "k": draw(st.integers(1, n)),
         "block": draw(st.integers(1, n + 1)),
         "most": draw(st.sampled_from([1, 3 * n])),
@@ -34,6 +36,8 @@ def rankings(draw):
 def expected(case):
     """Returns scores and rows of the best, by sorting all; -inf behind them."""
     scores = case["query"] @ case["embeddings"].T
+    for row, summand in case["added"]:  # The same for all queries; items may come twice.
+        scores[:, row] += summand
     scores[case["by_popularity"]] = case["popularity"]
     scores[:, ~case["is_item"]] = -np.inf
     scores[~case["allowed"]] = -np.inf
@@ -58,7 +62,12 @@ def test_blocks_of_any_size_find_the_best_of_all_and_the_first_of_equals(case):
     items = stored(case["embeddings"], "float32"), case["is_item"], case["popularity"]
     with mock.patch.multiple(candidates, **sizes):
         one = candidates.GraphRanker(*items, case["k"])
-        scores, rows = one.best(tf.constant(case["query"]), by_popularity, hidden, allow)
+        at, summands = (
+            np.tile(x, (len(case["query"]), 1)) for x in zip(*case["added"], strict=True)
+        )
+        summands = np.where(case["by_popularity"][:, None], 0, summands)
+        added = tf.constant(at, tf.int32), tf.constant(summands, tf.float32)
+        scores, rows = one.best(tf.constant(case["query"]), by_popularity, hidden, allow, added)
     scores = np.where(scores.numpy() > candidates.NO_SCORE, scores.numpy(), -np.inf)
     best, order = expected(case)
     np.testing.assert_array_equal(scores, best)
@@ -106,20 +115,25 @@ def ranked():
 @pytest.mark.parametrize("block", [64, 499, 500, 1000])
 def test_parity_is_the_share_of_the_exact_best(ranked, block):
     query, embeddings, is_item, best = ranked
-    with mock.patch.object(candidates, "_SCORED_ROWS", block):
-        assert check_parity(best, query, embeddings, is_item, 1.0) == 1.0
-        swapped = np.where(best == 7, 300, np.where(best == 300, 7, best))
-        assert check_parity(swapped, query, embeddings, is_item, 1.0) == 1.0
-        some = best.copy()
-        # The worst item in place of the last one, and no item in place of another's first one.
-        some[:30, 9] = np.argmin(np.where(is_item, query[:30] @ embeddings.T, np.inf), axis=1)
-        some[290:, 0] = 0
-        assert check_parity(some, query, embeddings, is_item, 0.98) == 1 - 40 / 3000
-        with pytest.raises(RecsysError, match=r"R538.*0\.9867"):
-            check_parity(some, query, embeddings, is_item, 0.99)
+
+    def share(answers, least):
+        is_asked = np.arange(len(answers)) < 290
+        blocks = ((part, query @ embeddings[part].T) for part in slices(500, block))
+        return check_parity(answers, is_asked, blocks, is_item, least)
+
+    assert share(best, 1.0) == 1.0
+    assert share(np.where(best == 7, 300, np.where(best == 300, 7, best)), 1.0) == 1.0
+    some = best.copy()
+    # The worst item in place of the last one, and no item in place of another's first one.
+    some[:19, 9] = np.argmin(np.where(is_item, query[:19] @ embeddings.T, np.inf), axis=1)
+    some[280:, 0] = 0
+    assert share(some, 0.98) == 1 - 29 / 2900
+    with pytest.raises(RecsysError, match=r"R538.*0\.9900"):
+        share(some, 0.995)
 
 
 def test_parity_of_nothing_is_whole(ranked):
     query, embeddings, is_item, best = ranked
-    assert check_parity(best[:0], query[:0], embeddings, is_item, 1.0) == 1.0
-    assert check_parity(best, query, embeddings, np.zeros(500, bool), 1.0) == 1.0
+    blocks = [(slice(0, 500), query @ embeddings.T)]
+    assert check_parity(best, np.zeros(300, bool), blocks, is_item, 1.0) == 1.0
+    assert check_parity(best, np.ones(300, bool), blocks, np.zeros(500, bool), 1.0) == 1.0

@@ -192,5 +192,5 @@ def test_a_folder_and_its_bundle_are_judged_alike(world, kind):
         open_folder(folder / "model", "the model"),
         open_bundle(folder / "bundle", read_manifest(folder / "bundle"), "the bundle"),
     )
-    found = [System("it", one, data).queries(queries) for one in opened]
+    found = [System("it", one, data).scorer_of(queries).query for one in opened]
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)

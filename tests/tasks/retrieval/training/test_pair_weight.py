@@ -1,0 +1,65 @@
+"""The weight of transitions: chosen on held-back events, and 0 where they say nothing."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import recsys
+from benchmarks.public_splits import Csr, write_data_folder
+from recsys.config import TrainConfig, TwoTowerConfig
+from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts
+from recsys.tasks.retrieval.training.pair_weight import choose_weight, events_to_hold_back
+
+_N, _ITEMS = 400, 60
+
+
+def chosen(share, seed=0, n=_N):
+    """Returns the weight for summands of which a `share` are at the positives, of `n` queries."""
+    rng = np.random.default_rng(seed)
+    query, items = (rng.standard_normal((n, 4)).astype(np.float32) for n in (_N, _ITEMS))
+    positives = rng.integers(1, _ITEMS, _N)
+    at = np.where(rng.random(_N) < share, positives, 1 + positives % (_ITEMS - 1))
+    summands = sparse.csr_array(
+        (np.full(_N, 0.01, np.float32), (np.arange(_N), at)), shape=(_N, _ITEMS)
+    )
+    lists = RaggedRows(positives.astype(np.int32), np.arange(_N + 1))
+    paired = PairedProducts(DotProducts(query[:n], items), summands[:n])
+    is_item = np.arange(_ITEMS) > 0
+    return choose_weight(paired, lists.part(slice(0, n)), RaggedRows.empty(n), is_item)
+
+
+def test_a_weight_is_as_large_as_the_summands_are_right():
+    weights = [chosen(share) for share in (0.0, 0.2, 1.0)]
+    assert 0 == weights[0] < weights[1] <= weights[2]
+    assert chosen(1.0, n=199) == 0.0 < chosen(1.0, n=200)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """4,200 users who walk through the items in the same order, from different starts."""
+    folder, rng = tmp_path_factory.mktemp("walks") / "data", np.random.default_rng(0)
+    walks = [(np.arange(8) + rng.integers(50)) % 50 for _ in range(4200)]
+    write_data_folder(Csr.of_lists([walk.tolist() for walk in walks], 50), folder)
+    return recsys.open_data(folder)
+
+
+@pytest.mark.parametrize("weight", [None, 0.25])
+def test_training_sets_the_counts_and_the_weight(data, weight, tmp_path):
+    config = TwoTowerConfig(
+        dim=4, history=4, widths=None, terms=({"type": "transitions", "weight": weight},)
+    )
+    train = TrainConfig(epochs=1, batch_size=512, uniform_negatives=16)
+    model = recsys.TwoTower.from_config(config, data.spec)
+    result = recsys.Trainer(train, tmp_path / "checkpoints").fit(model, data)
+    held = result.events.held
+    assert (
+        len(held)
+        == (0 if weight else len(events_to_hold_back(data.train)))
+        == (0 if weight else 400)
+    )
+    scores = model.transitions
+    history = np.array([[7, 6, 5, 4]], np.int32)
+    assert scores.of_histories(history).toarray().argmax() == 8
+    found = float(model.terms["transitions"].weight.value)
+    assert found == weight if weight else found > 0
