@@ -260,7 +260,6 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 f" {unknown[0]!r}"
             )
         ranker.learner.learned(labels)
-        self._check_drawn(ranker)
         items = self.data.items
         tokens = [f.name for f in items.features if not f.floats] if items else []
         for name in (*ranker.max_per_value, *ranker.only):
@@ -272,18 +271,6 @@ class Config(TrainStage, EvaluateStage, ExportStage):
         if "metric" not in self.bless.model_fields_set:
             bless = self.bless.model_copy(update={"metric": "ndcg@10"})
             self.__dict__["bless"] = bless  # It is frozen.
-
-    def _check_drawn(self, ranker: RankerConfig) -> None:
-        """Refuses statistics if the ranker learns from drawn items, which have none."""
-        events = self.data.interactions
-        statistics = [one.name for one in events.features if one.side == "row"]
-        is_amount = events.labels[next(iter(ranker.labels))].is_amount
-        if statistics and not events.has_impressions and not is_amount:
-            raise ValueError(
-                "data.interactions.features must have no statistics of earlier events if a ranker"
-                " learns from drawn items, which have none: remove them, or name"
-                f" data.interactions.columns.impression; received {statistics}"
-            )
 
 
 def with_mesh(config: Config, mesh: str | None) -> Config:

@@ -1,7 +1,8 @@
 """The judging side of a pair: the ranker orders the retriever's candidates of each query.
 
-Statistics of earlier events are as of the cut, as those of a bundle are as of its data. Filters,
-caps and diversity of `ranker` are rules of serving, and are not applied.
+Statistics of users are as of the query, like its history, which a request can bring with labels;
+those of items are as of the cut, as a bundle's are as of its data. Filters, caps and diversity of
+`ranker` are rules of serving, and are not applied.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.dataset import Data
+from recsys.data.event_features.statistics import Statistic
 from recsys.data.event_log import input_dtype
 from recsys.data.statistics import StatisticsState
+from recsys.data.statistics_before import StatisticsBefore
 from recsys.distributed.coordination import meet
 from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.rankings import Recall
@@ -89,7 +92,14 @@ class Ranker(Reranker):
         self.of_rows, self._predictor = ranking.System(name, predictor, data), predictor
         self.inputs = tuple(x.name for x in predictor.inputs.event_inputs(predictor.config))
         has_statistics = any(map(is_row_feature, data.event_features))
-        self._statistics = StatisticsState.open(data.folder, "cut") if has_statistics else None
+        self._at_cut = StatisticsState.open(data.folder, "cut") if has_statistics else None
+        of_users = [
+            one
+            for one in data.event_features
+            if isinstance(one.feature, Statistic) and one.feature.is_of_users
+        ]
+        sources = data.catalogue, data.users, data.items
+        self._before = StatisticsBefore(data.store, "eval", *sources, of_users)
 
     def scores(
         self,
@@ -110,7 +120,7 @@ class Ranker(Reranker):
                 "item_row": item_row,
                 "history": part.histories(length),
                 **part.given(self.inputs, length),
-                **self._statistics_of(user_row[which], item_row),
+                **self._statistics(part, user_row[which], item_row),
             }
             own = self.of_rows.own(found, lambda: user_ids.take(pa.array(which)))
             return {**own, RETRIEVER: self._of_retriever(of_retriever[which])}
@@ -125,12 +135,13 @@ class Ranker(Reranker):
                 progress(done, n)
         return np.where(np.isneginf(of_retriever), -np.inf, scores)
 
-    def _statistics_of(self, user_row: np.ndarray, item_row: np.ndarray) -> dict[str, np.ndarray]:
-        if self._statistics is None:
+    def _statistics(self, queries: Queries, user_row: np.ndarray, item_row: np.ndarray) -> Read:
+        if self._at_cut is None:
             return {}
-        users = np.repeat(user_row, item_row.shape[1])
-        catalogue = self._data.catalogue
-        found = self._statistics.features(users, item_row.ravel(), catalogue)
+        n, items = item_row.shape[1], item_row.ravel()
+        found = self._at_cut.features(user_row.repeat(n), items, self._data.catalogue)
+        if queries.time is not None:
+            found |= self._before.features(queries.user.repeat(n), items, queries.time.repeat(n))
         return {
             name: x.astype(input_dtype(x.dtype)).reshape(*item_row.shape, *x.shape[1:])
             for name, x in found.items()

@@ -69,10 +69,6 @@ def test_the_retriever_does_not_depend_on_the_ranker(file):
         ("ranker.train.loss=bpr", "a loss of the model's task, ranking"),
         ("ranker.only={colour: [red]}", r"features of items that have tokens \(stock\)"),
         ("task=ranking", "orders the candidates of a retriever"),
-        (
-            "data.interactions.features=[{name: rate, kind: mean, label: like, by: item}]",
-            "no statistics of earlier events .*'rate'",
-        ),
         ("ranker.depth=3", r"no key 'ranker\.depth'.*candidates"),
     ],
 )

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-from pair_worlds import RANKER_CONFIG, impressions, make_data, make_pair
+from pair_worlds import FEATURES, RANKER_CONFIG, impressions, make_data, make_pair
 
 import recsys
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
@@ -25,6 +25,7 @@ from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.retrieval.judging.systems import System, SystemEmbeddings, reordered
 
 N, K = RANKER_CONFIG["candidates"], 5
+USER_ROWS = {"name": "user_rows", "kind": "count", "by": "user", "as": "dense"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,9 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     rows = impressions()
     other = [r._replace(user=f"late{r.user}", item=f"late{r.item}") for r in rows[-40:]]
-    data, later = make_data(folder / "one", rows), make_data(folder / "two", [*other, *rows])
+    more = {"features": [*FEATURES, USER_ROWS]}
+    data = make_data(folder / "one", rows, **more)
+    later = make_data(folder / "two", [*other, *rows], **more)
     assert data.items.fingerprint() != later.items.fingerprint()
     pair = make_pair(folder / "pair", data)
     return SimpleNamespace(pair=pair, data=(data, rows), later=(later, [*other, *rows]))
@@ -62,6 +65,7 @@ def reference(pair, data, rows):
     )
     statistics, maps = StatisticsState.open(data.folder, "cut"), load_calibration(pair / "ranker")
     device = {one.name: one for one in retriever.inputs.event_features}["device"]
+    user_rows = {one.name: one for one in data.event_features}["user_rows"]
     clicks = defaultdict(list)
     row_of = dict(zip(data.items.names_of_rows(), range(data.items.n_rows), strict=True))
     in_order = sorted(rows, key=lambda r: (r.time, row_of.get(r.item, 0)))
@@ -89,6 +93,7 @@ def reference(pair, data, rows):
                 r for r in events if r.time < time and r.item in {*data.items.own_ids.to_pylist()}
             ]
             seen = {r.item for r in events if r.time < time}
+            n_before = sum(r.user == user and r.time < time for r in rows)
             asked = [r for r in events if r.time == time]
             positives = {r.item for r in asked} - seen
             if not positives:
@@ -120,6 +125,8 @@ def reference(pair, data, rows):
                 "id_row": trained_rows(own[top], ranker.items),
                 "retriever": of_list,
                 **statistics.features(user_row, of_data[top], data.catalogue),
+                # Of users as of the query.
+                "user_rows": user_rows.encode(np.full((len(top), 1), n_before, np.float32)),
             }
             joint = ranker.model.joint_scores(ranker.model(inputs))
             click, buy = (maps[name].apply(np.asarray(joint[name])) for name in ("click", "buy"))

@@ -33,7 +33,8 @@ def impressions():
 
 def make_data(folder, rows=None, **more):
     """Ingests impressions; returns the opened data folder."""
-    return ingested(folder, impressions() if rows is None else rows, features=FEATURES, **more)
+    rows = impressions() if rows is None else rows
+    return ingested(folder, rows, **{"features": FEATURES, **more})
 
 
 def make_pair(folder, data, **ranker):

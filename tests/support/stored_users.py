@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from recsys.data.config import read_event_feature
 from recsys.data.event_features import LearnedFeature
-from recsys.data.event_features.statistics import with_prior_mean
+from recsys.data.event_features.statistics import with_facts
 from recsys.data.statistics import TOKEN_BITS, States, StatisticsState, keys_of
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
@@ -51,7 +51,7 @@ def make(folder):
         features={"device": rng.integers(1, 9, (n, 2)).astype(np.uint8)},
     )
     statistic = read_event_feature({"name": "n", "kind": "count", "by": ["user", "tags"]})
-    learned = with_prior_mean(statistic.learn(NOTHING, None), 0.0)
+    learned = with_facts(statistic.learn(NOTHING, None), 0.0, 0)
     keys = np.unique(keys_of(rng.integers(0, users.n_rows, (90, 1)), rng.integers(1, 4, (90, 1))))
     states = {"n": States(keys, rng.random((len(keys), 1)))}
     state = StatisticsState((LearnedFeature(statistic, learned),), states)

@@ -32,7 +32,7 @@ Reader = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Returns the states `[k, n_states]` float64 of slices of rows: starts `[k]` and ends `[k]`."""
 YES_BOUND = np.array([0.5], np.float32)
 """Bound of the buckets of labels that are 0 or 1."""
-_MEAN = "prior_mean"
+_MEAN, _DELAY = "prior_mean", "label_after_s"
 
 
 class Statistic(NumberOptions, EventFeature, abc.ABC):
@@ -239,9 +239,17 @@ class Last(Statistic):
         return super()._learned(values, counts)
 
 
-def with_prior_mean(learned: pa.Table, mean: float) -> pa.Table:
-    """Returns what a statistic learned with the mean label of the training rows."""
-    return learned.append_column(_MEAN, pa.array([[mean]], pa.list_(pa.float64())))
+def with_facts(learned: pa.Table, mean: float, label_after_s: int) -> pa.Table:
+    """Returns what a statistic learned with two more facts.
+
+    Args:
+        learned: What it learned.
+        mean: Mean label of the training rows.
+        label_after_s: Age from which its labels are known [s].
+    """
+    for name, value in ((_MEAN, mean), (_DELAY, float(label_after_s))):
+        learned = learned.append_column(name, pa.array([[value]], pa.list_(pa.float64())))
+    return learned
 
 
 def learned_arrays(learned: pa.Table) -> dict[str, np.ndarray]:
@@ -255,6 +263,11 @@ def learned_arrays(learned: pa.Table) -> dict[str, np.ndarray]:
 def prior_mean(learned: pa.Table) -> float:
     """Returns the mean label of the training rows."""
     return float(learned_arrays(learned)[_MEAN][0])
+
+
+def label_after_s(learned: pa.Table) -> int:
+    """Returns the age from which the labels of a statistic are known [s]."""
+    return int(learned_arrays(learned)[_DELAY][0])
 
 
 def _cumulated(values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from recsys.data.catalogue import Catalogue, bags_of, bags_of_histories
 from recsys.data.event_features import LearnedFeature, values_at
+from recsys.data.event_features.statistics import Statistic
 from recsys.data.event_log import (
     HistoryLog,
     ShardedColumn,
@@ -23,6 +24,7 @@ from recsys.data.event_log import (
 )
 from recsys.data.label_config import LabelConfig
 from recsys.data.row_log import RowLog
+from recsys.data.statistics_before import StatisticsBefore
 from recsys.data.store import InteractionStore, LogUsers
 from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs, trained_rows
@@ -98,6 +100,7 @@ class Rows:
         user_of: Index of each user of `log` in each of `pasts` `[users]`; None: the same; -1: none.
         inputs: Vocabularies and features.
         config: Config of the model.
+        before: Statistics of other items, as of each row.
         statistics: Statistics as of the cut; None: as of each row.
         is_cut: Whether the last of `pasts` is left out.
         has_cut: Whether gaps are as of the cut.
@@ -109,6 +112,7 @@ class Rows:
     user_of: tuple[np.ndarray | None, ...]
     inputs: ModelInputs
     config: Any
+    before: StatisticsBefore
     statistics: Statistics | None = None
     is_cut: bool = False
     has_cut: bool = False
@@ -131,8 +135,13 @@ class Rows:
         log = store.train_rows if part == "train" else store.eval_rows
         if log is None:
             raise no_labels()
+        # Those of users are the row's own.
+        of_items = [one for one in inputs.event_features if _depends_on_item(one)]
+        sources = inputs.catalogue, inputs.users, inputs.items
+        before = StatisticsBefore(store, part, *sources, of_items)
         if part == "train":
-            return cls(log, store.train_users, (store.train.history,), (None,), inputs, config)
+            pasts = (store.train.history,), (None,)
+            return cls(log, store.train_users, *pasts, inputs, config, before)
         is_cut = state == "cut"
         return cls(
             log,
@@ -141,6 +150,7 @@ class Rows:
             (store.trained_user, None),
             inputs,
             config,
+            before,
             statistics if is_cut else None,
             is_cut,
             is_cut and store.split.has_cut,
@@ -150,12 +160,12 @@ class Rows:
         """Reads rows at any indices `[n]`, in sorted order, which is several times faster.
 
         Returns:
-            `user_row` and `item_row` `[n]` int32, with rows of vocabularies; `history`
-            `[n, history]` int32, the newest first, padded with 0; `history.<name>`, context and
-            features of rows by input; `label.<name>` `[n]` float32, NaN if unknown. `timestamp`
-            `[n]` int64; `rate` and `weight` `[n]` float32, if the data have them; `impression`
-            `[n]` int64, equal for the rows of an impression, -1 for none; and `position` `[n]`
-            int32, -1 if unknown.
+            `user_index` `[n]` int64, in `users`; `user_row` and `item_row` `[n]` int32, with rows
+            of vocabularies; `history` `[n, history]` int32, the newest first, padded with 0;
+            `history.<name>`, context and features of rows by input; `label.<name>` `[n]` float32,
+            NaN if unknown. `timestamp` `[n]` int64; `rate` and `weight` `[n]` float32, if the data
+            have them; `impression` `[n]` int64, equal for the rows of an impression, -1 for none;
+            and `position` `[n]` int32, -1 if unknown.
         """
         order = np.argsort(numbers, kind="stable")
         places = np.asarray(numbers, np.int64)[order]
@@ -172,6 +182,7 @@ class Rows:
 
         user = log.user_index(places)
         read = {
+            "user_index": user,
             "user_row": self.users.rows[user],
             "item_row": column(log.item_row),
             "timestamp": column(log.timestamp),
@@ -212,17 +223,13 @@ class Rows:
         return found
 
     def of_items(self, read: Read, item_row: np.ndarray) -> Read:
-        """Returns rows with other items `[n]` int32.
-
-        Without statistics as of the cut they have no features of rows: those of a pair that isn't
-        in the data are unknown.
-        """
+        """Returns rows with other items `[n]` int32, and the statistics of these."""
         read = {**read, "item_row": item_row}
         if self.statistics is not None:
             of_pairs = self.statistics.features(read["user_row"], item_row, self.inputs.catalogue)
-            return read | {n: x.astype(input_dtype(x.dtype)) for n, x in of_pairs.items()}
-        names = [one.name for one in self.inputs.event_features if is_row_feature(one)]
-        return read | {name: np.zeros_like(read[name]) for name in names}
+        else:
+            of_pairs = self.before.features(read["user_index"], item_row, read["timestamp"])
+        return read | {n: x.astype(input_dtype(x.dtype)) for n, x in of_pairs.items()}
 
     def _histories(self, user: np.ndarray, end: np.ndarray) -> _Histories:
         """Returns the slices of `pasts` that are the histories of rows.
@@ -354,6 +361,10 @@ def of_list(read: Read) -> np.ndarray:
 def is_row_feature(one: LearnedFeature) -> bool:
     """Returns whether a feature belongs to a pair of a query and an item."""
     return one.feature.side == "row"
+
+
+def _depends_on_item(one: LearnedFeature) -> bool:
+    return isinstance(one.feature, Statistic) and one.feature.by != "user"
 
 
 def no_labels() -> RecsysError:

@@ -17,7 +17,7 @@ from recsys.models.ranking_model import RankingModel
 from recsys.tasks.config import TrainConfig, TrainStage
 from recsys.tasks.ranking.calibration_file import save_calibration
 from recsys.tasks.ranking.probe import save_probe
-from recsys.tasks.ranking.rows import LABEL, Rows, is_row_feature, known
+from recsys.tasks.ranking.rows import LABEL, Rows, known
 from recsys.tasks.ranking.training.batches import RowSource
 from recsys.tasks.ranking.training.candidate_batches import CandidateNegatives
 from recsys.tasks.ranking.training.epoch_work import RankingEpochWork
@@ -104,8 +104,6 @@ class RankingTraining(TrainingSide):
             remarks.append(
                 f"{n_unknown:,} of {len(events):,} training rows have no known label {first}."
             )
-        if events.source != "rows":
-            self._check_drawn(first)
         if events.source == "candidates" and train.negative_share < 1:
             raise UsageError(
                 "R398",
@@ -120,19 +118,6 @@ class RankingTraining(TrainingSide):
                 " of the user to be of the item, among all items."
             )
         return remarks
-
-    def _check_drawn(self, first: str) -> None:
-        """Raises `UsageError` if a model would read statistics, which drawn items don't have."""
-        statistics = [one.name for one in self.inputs.event_features if is_row_feature(one)]
-        if statistics:
-            raise UsageError(
-                "R398",
-                f"Statistics of earlier events need rows with the label {first} 0: items that are"
-                " drawn as negatives have none.",
-                "Add rows of what was shown, or leave these out of data.interactions.features, and"
-                " ingest again.",
-                ", ".join(statistics),
-            )
 
     def source(self, events: Any, train: TrainConfig, multiple: int, part: BatchPart) -> RowSource:
         """Returns the batches of a training."""

@@ -43,6 +43,7 @@ class Queries:
         user_row: Row of that user `[n]` int32, own or shared.
         seen: Item rows of the user's events before the query, the oldest first.
         positives: Unique held-out item rows of the query.
+        time: Query times `[n]` int64 [seconds since 1970, UTC]; None: the cut.
         idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 without
             such an event, or if it isn't computed.
         of_history: Inputs of a model with an entry for each of `seen`, in its order: attributes,
@@ -56,6 +57,7 @@ class Queries:
     user_row: np.ndarray
     seen: RaggedRows
     positives: RaggedRows
+    time: np.ndarray | None = None
     idle_s: np.ndarray | None = None
     of_history: Mapping[str, RaggedRows] = dataclasses.field(default_factory=dict)
     of_query: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -71,6 +73,7 @@ class Queries:
             self.user_row[chosen],
             self.seen.select(chosen),
             self.positives.select(chosen),
+            None if self.time is None else self.time[chosen],
             None if self.idle_s is None else self.idle_s[chosen],
             {name: lists.select(chosen) for name, lists in self.of_history.items()},
             {name: values[chosen] for name, values in self.of_query.items()},
@@ -181,6 +184,7 @@ def make_queries(
         user_row=store.eval_users.rows[user],
         seen=_before(store, (store.train, log), user, starts, lambda log: log.item_row),
         positives=without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
+        time=now if kind == "each_moment" else None,
         idle_s=idle_s,
         of_history=of_history,
         of_query=of_query,

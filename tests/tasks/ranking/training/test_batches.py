@@ -5,14 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 from row_worlds import LABELS, ingested, shown
+from training_runs import train_here
 
 from recsys.config import TrainConfig
 from recsys.data.shuffle import BatchPart
 from recsys.data.statistics import StatisticsState
-from recsys.errors import UsageError
 from recsys.models.inputs import ModelInputs
 from recsys.registry import Choice
 from recsys.tasks.config import TrainStage
+from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.training.epoch_work import HeldBackRows
 from recsys.tasks.ranking.training.side import RankingTraining
 
@@ -127,13 +128,37 @@ def test_drawn_negatives_are_corrected_for_their_probability(tmp_path):
     assert weight[label == 0].sum() / (label == 1).sum() == pytest.approx(n_items, rel=0.2)
 
 
-def test_statistics_need_rows_of_negatives(tmp_path):
-    features = [{"name": "item_rows", "kind": "count", "by": "item"}]
+def test_drawn_items_have_statistics_of_the_moment(tmp_path):
+    features = [
+        {"name": "item_rows", "kind": "count", "by": "item", "as": "dense"},
+        {"name": "user_rows", "kind": "count", "by": "user", "as": "dense"},
+    ]
     rows = [row for row in shown() if row.click]
-    side = side_of(ingested(tmp_path, rows, sampled=None, features=features))
-    train = side.stage.train
-    with pytest.raises(UsageError, match=r"R398.*label click 0.*'item_rows'"):
-        side.check(side.events(train), train, 1)
+    data = ingested(tmp_path, rows, sampled=None, features=features)
+    source = source_of(data, PLAIN, negatives_per_row=3, validation={"share": 0.3})
+    log, ids = data.store.train_rows, data.items.ids_of_rows.to_pylist()
+    users = data.store.train_users.ids.to_pylist()
+    encode = {one.name: one.encode for one in data.event_features}
+
+    def check(drawn, found):
+        now, user = log.timestamp[drawn.rows], log.user_index(drawn.rows)
+        for name, of, own in (
+            ("item_rows", "item", [ids[row] for row in drawn.item_row]),
+            ("user_rows", "user", [users[one] for one in user]),
+        ):
+            n = [
+                sum(row.time < t and getattr(row, of) == id_ for row in rows)
+                for t, id_ in zip(now, own, strict=True)
+            ]
+            np.testing.assert_array_equal(found[name], encode[name](np.float32(n)[:, None]))
+
+    check(source._drawn(0), source[0])
+    held_back = HeldBackRows(source, 20)
+    check(held_back._drawn, held_back._read)
+    model = {"type": "dcn_v2", "dim": 4, "history": 4, "widths": [8]}
+    train = {"batch_size": 64, "epochs": 2, "validation": {}, "calibration": "temperature"}
+    train_here({"model": model, "train": train}, data.folder, tmp_path / "model")
+    assert load_calibration(tmp_path / "model")["click"].kind == "temperature"
 
 
 def test_rows_that_the_source_thinned_are_weighted_or_corrected(tmp_path):
