@@ -5,6 +5,7 @@ import pytest
 from recsys.config import Config, PairStage, TrainStage, canonical_json, stage_of
 from recsys.config.load import load_config, load_stage
 from recsys.errors import ConfigError, RecsysError
+from recsys.models.summary import SUMMARY, summary_text
 from recsys.pair.config import ranker_stage
 from recsys.pair.folder import PAIR, RANKER, ranker_of, read_pair, write_pair
 
@@ -80,6 +81,7 @@ def test_a_ranker_that_does_not_fit_is_refused(file, change, message):
 def test_a_pair_file_is_read_as_written_and_damage_is_found(file, tmp_path):
     config, ranker = load_config(file).ranker, tmp_path / "model" / RANKER
     ranker.mkdir(parents=True)
+    (ranker / SUMMARY).write_text(summary_text({"stage": {"plugins": []}}))
     assert ranker_of(tmp_path / "model") is None
     write_pair(ranker, config)
     assert ranker_of(tmp_path / "model") == ranker

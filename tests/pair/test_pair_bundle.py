@@ -13,6 +13,7 @@ from commands import run_main
 pytest.importorskip("tensorflow")
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from pair_worlds import make_data, make_pair
+from registrations import undone
 
 import recsys
 from recsys.bundles.bundle import read_manifest
@@ -23,6 +24,7 @@ from recsys.savedmodel.signatures import SavedModelGraph
 
 SUPPORT = Path(__file__).parents[1] / "support"
 K, N_CANDIDATES = 8, 12
+OWN_RANKER = {"type": "rows_and_list", "dim": 4, "feature_dim": 4, "history": 3, "width": 8}
 
 
 class World:
@@ -31,6 +33,9 @@ class World:
     def __init__(self, folder):
         self.folder, self.data = folder, make_data(folder)
         make_pair(folder / "pair", self.data)
+        with undone():
+            make_pair(folder / "own", self.data, ["ranker_plugin"], model=OWN_RANKER)
+        del sys.modules["ranker_plugin"]
         script = [sys.executable, str(SUPPORT / "pair_exports.py"), str(folder)]
         environment = {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(SUPPORT.parents[1])}
         subprocess.run(script, check=True, env=environment, cwd=SUPPORT.parents[1])
@@ -169,3 +174,13 @@ def test_a_bundle_is_measured_as_its_folder_is(world):
         )
         assert its == pytest.approx(own, abs=1e-5)
     assert alone.metrics == pytest.approx({n: retriever[n] for n in alone.metrics}, abs=1e-5)
+
+
+def test_the_ranker_of_a_plugin_is_found_by_its_folder_and_served_without_the_plugin(world):
+    bundle, options = world.folder / "own_bundle", {"baselines": [], "k": [5], "progress": False}
+    assert recsys.load_bundle(bundle).recommend("u1", k=3).stage == "ranker"
+    served = recsys.evaluate(bundle, world.data, **options)
+    assert "ranker_plugin" not in sys.modules
+    with undone():
+        trained = recsys.evaluate(world.folder / "own", world.data, **options)
+    assert served.metrics == pytest.approx(trained.metrics, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Exports a pair; one whose ranker is another than training's; one whose ranker is left out."""
+"""Exports pairs: two, one whose ranker is another than training's, one that is left out."""
 
 import json
 import shutil
@@ -29,6 +29,7 @@ def made(out, model="pair", evaluation=None):
 
 
 made("bundle")
+made("own_bundle", "own")
 (folder / "evaluation.json").write_text(json.dumps(evaluation))
 made("alone", evaluation=folder)
 bent = shutil.copytree(folder / "pair", folder / "bent") / "ranker" / "rank_probe.npz"

@@ -37,9 +37,9 @@ def make_data(folder, rows=None, **more):
     return ingested(folder, rows, **{"features": FEATURES, **more})
 
 
-def make_pair(folder, data, **ranker):
+def make_pair(folder, data, plugins=(), **ranker):
     """Trains both models, and joins them in `folder`."""
-    whole = {**RETRIEVER, "ranker": {**RANKER_CONFIG, **ranker}}
+    whole = {**RETRIEVER, "plugins": plugins, "ranker": {**RANKER_CONFIG, **ranker}}
     stage = PairStage.model_validate(whole, strict=False)
     train_here(RETRIEVER, data.folder, folder)
     own = json.loads(ranker_stage(stage).model_dump_json())
