@@ -25,7 +25,7 @@ from recsys.formats import change, count, duration, figure, share, size, span
 Fields = Mapping[str, Any]
 
 _UNITS = {
-    "(^|_)(bytes|size|freed|kept)(_|$)": size,
+    "(^|[ _])(bytes|size|freed|kept)(_|$)": size,
     "(^|_)(seconds|s|duration)$": duration,
     "(^|_)share$": share,
     "^(relative|change)$": change,
