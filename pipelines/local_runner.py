@@ -25,6 +25,7 @@ if __package__ in (None, ""):
 from pipelines.metadata_store import check_metadata, with_password
 from pipelines.run_record import after_run, report_killed, stopped_error
 from recsys.config.load import default_config_path, load_config
+from recsys.data.ingest.engines import check_engine
 from recsys.data.ingest.spans import check_sources
 from recsys.distributed.launchers import launching_by
 from recsys.errors import BusyError, RecsysError
@@ -76,6 +77,7 @@ def _run(path: Path, overrides: list[str]) -> None:
         config.launcher.check()
         check_sources(config.data)
         check_metadata(config)
+        check_engine(config.beam, config.root_folder, config.data)
         # Imported late: errors are reported before the slow import of TFX.
         from pipelines.retrieval_pipeline import create_pipeline
         from pipelines.runner import Runner

@@ -56,6 +56,7 @@ from recsys.config import (
 from recsys.data.entities import EntityConfig, date_columns, feature_settings, id_column
 from recsys.data.forgotten import digest_of
 from recsys.data.ingest.cache import key_of
+from recsys.data.ingest.engines import ENGINES, engine_args
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
 from recsys.data.ingest.ingestion import InteractionSource
 from recsys.data.ingest.spans import has_spans, window_digest
@@ -432,24 +433,25 @@ def _output(node: BaseNode | None, key: str, name: str | None = None) -> dict[st
 
 
 def _pipeline(config: Config, platform: Platform, steps: list[BaseNode]) -> Pipeline:
-    if config.beam.tfx_args is not None:
+    if not ENGINES[config.beam.runner].runs_tfx:
         for step in steps:
             if isinstance(step, StatisticsGen | Transform):
-                step.with_beam_pipeline_args(_beam_args(config.beam.tfx_args))
+                step.with_beam_pipeline_args(_local(()))
+    args = engine_args(config.beam, config.root_folder, config.data)
     return Pipeline(
         pipeline_name=config.name,
         pipeline_root=platform.artifact_root(config.root_folder / "artifacts"),
         components=steps,
         enable_cache=platform.is_cached,
         metadata_connection_config=connection_config(config),
-        beam_pipeline_args=_beam_args(config.beam.args),
+        beam_pipeline_args=_local(args) if is_local(args) else args,
     )
 
 
-def _beam_args(args: Sequence[str]) -> list[str]:
+def _local(args: Sequence[str]) -> list[str]:
     """Returns arguments of Beam, with one that saves the local runner seconds per step.
 
     TFX builds a wheel of itself for the workers of each step, unless a package is named. Local
     workers need none.
     """
-    return [*with_local_runner(args), *(["--extra_package=none"] if is_local(args) else [])]
+    return [*with_local_runner(args), "--extra_package=none"]

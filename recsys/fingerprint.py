@@ -53,8 +53,32 @@ def code_fingerprint(*config: Any, packages: Sequence[str] = CORE, root: Path = 
     if _uses_notebook(*config):
         sources, unknown = _notebook_sources()
         lines += [*sources, *(secrets.token_hex() for _ in unknown)]
+    return _digest(lines, files | plugins)
+
+
+def worker_facts(plugins: Iterable[str]) -> dict[str, str]:
+    """Returns what all processes of an ingestion must have in common.
+
+    Args:
+        plugins: Top-level packages of the config's plugins.
+
+    Returns:
+        Versions of Python and of the packages that compute, and digests of the sources.
+    """
+    files, imported = _plugin_files(plugins)
+    own = {path.relative_to(_ROOT).as_posix(): path for path in _own_files(_ROOT)}
+    versions = (line.rpartition(" ") for line in _versions({*PIPELINE, *imported}))
+    return {
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        **{name: version for name, _, version in versions},
+        "recsys": _digest([], own)[:16],
+        **({"plugins": _digest([], files)[:16]} if files else {}),
+    }
+
+
+def _digest(lines: Iterable[str], files: Mapping[str, Path]) -> str:
     digest = hashlib.sha256("\0".join(lines).encode())
-    for name, path in sorted((files | plugins).items()):
+    for name, path in sorted(files.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -216,5 +216,10 @@ def check_config(path: Path | None) -> Iterator[Check]:
         yield Check(name, "ok", ", ".join(counts))
         name = "root"
         yield check_root(config.root_folder)
+        if config.beam.runner != "local":
+            from recsys.data.ingest.engines import check_engine
+
+            name = "engine"
+            yield Check(name, "ok", check_engine(config.beam, config.root_folder, config.data))
     except RecsysError as error:
         yield Check(name, "fail", str(error), f"Correct the {name}.")

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from recsys.bundles.config import ExportConfig as ExportConfig
 from recsys.bundles.config import ExportStage as ExportStage
+from recsys.data.beam_config import BeamConfig as BeamConfig
 from recsys.data.config import RESERVED_FEATURE_NAMES as RESERVED_FEATURE_NAMES
 from recsys.data.config import CsvFormat as CsvFormat
 from recsys.data.config import DataConfig as DataConfig
@@ -63,17 +64,6 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Text = Annotated[str, Field(min_length=1)]
 Outcome = Literal["blessed", "refused", "failed", "interrupted"]
-
-
-class BeamConfig(Strict):
-    """Apache Beam."""
-
-    args: tuple[str, ...] = ("--runner=DirectRunner",)
-    """Pipeline arguments for Beam. `DirectRunner`, and no runner at all, mean this machine: threads
-    of one process for our steps, and Beam's FnApiRunner for TFX's."""
-    tfx_args: tuple[str, ...] | None = None
-    """Pipeline arguments of the TFX steps StatisticsGen and Transform, for a runner that does not
-    support them; `null`: same as `args`."""
 
 
 class MysqlSslConfig(Strict):

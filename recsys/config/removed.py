@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CONFIG: Mapping[str, str] = {
+    "beam.tfx_args": "Remove it: beam.runner decides which steps run on the engine.",
     "beam_args": "Write beam: {args: [...]}.",
     "bless.over_popularity": "Write bless: {over: {popularity: 1.0}}.",
     "data.interactions.context": "Write data.interactions.features: [{name: ..., column: ...,"

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from recsys.config import BeamConfig, Config, DataConfig
+from recsys.config import Config, DataConfig
 from recsys.config.load import load_config
 from recsys.data import event_features
 from recsys.data.dataset import FACTS, GRAPHS, Data, seal_inputs, verify_inputs
 from recsys.data.dead_letters import Tally, check_rejected
+from recsys.data.ingest.engines import check_engine, engine_args
 from recsys.data.ingest.entity_rows import (
     SPLIT,
     Transformed,
@@ -66,8 +67,8 @@ def ingest(
         previous: Earlier data, whose users and items keep their rows.
         cache: Folder of a content cache, so that unchanged files are not read again; None: no
             cache.
-        beam_args: Options of the Beam pipeline, such as `--runner=…`; None: the config's. Without
-            any, threads of this process do the work.
+        beam_args: Options of the Beam pipeline, such as `--runner=…`; None: those of the config's
+            engine. Without any, threads of this process do the work.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -80,9 +81,9 @@ def ingest(
     """
     whole = load_config(Path(config)) if isinstance(config, str | Path) else config
     data = whole.data if isinstance(whole, Config) else whole
-    if beam_args is None:
-        beam_args = whole.beam.args if isinstance(whole, Config) else ()
     final = Path(out)
+    if beam_args is None:
+        beam_args = _engine(whole, final.parent) if isinstance(whole, Config) else ()
     if final.exists() and not (final / FACTS).is_file() and any(final.iterdir()):
         raise UsageError(
             "R223",
@@ -106,6 +107,12 @@ def ingest(
         finally:
             _restore(replaced, final)
     return Data(final)
+
+
+def _engine(config: Config, folder: Path) -> list[str]:
+    """Returns the options of the config's engine, after a check of it."""
+    check_engine(config.beam, folder, config.data)
+    return engine_args(config.beam, folder, config.data)
 
 
 def _restore(replaced: Path, final: Path) -> None:
@@ -196,7 +203,7 @@ class _FolderIngestion:
 
     def _pipeline(self) -> beam.Pipeline | None:
         """Returns a pipeline with the options of the config, if it has other than the default."""
-        if set(self._args) <= {*BeamConfig().args}:
+        if not self._args:
             return None
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions

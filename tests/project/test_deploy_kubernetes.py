@@ -42,16 +42,27 @@ def pods_of(resource):
     return [part["spec"] for part in maps_in(resource) if "containers" in part.get("spec", {})]
 
 
-@pytest.mark.parametrize("kind", ["JobSet", "TrainingRuntime", "TrainJob", "RayJob"])
+KINDS = ["JobSet", "TrainingRuntime", "TrainJob", "RayJob", "FlinkDeployment", "SparkApplication"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_manifest_fits_the_schema_of_its_resource(kind):
     schema_of(MANIFESTS[kind]).validate(MANIFESTS[kind])
 
 
-@pytest.mark.parametrize("kind", ["JobSet", "TrainingRuntime", "TrainJob", "RayJob"])
+def test_the_compose_file_fits_its_schema():
+    compose = yaml.safe_load((ROOT / "deploy" / "flink" / "compose.yaml").read_text())
+    schema = jsonschema_rs.validator_for(SCHEMAS["compose"])
+    schema.validate(compose)
+    compose["services"]["jobserver"]["plantedField"] = 1
+    assert not schema.is_valid(compose)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_field_is_found_at_every_place(kind):
     resource, schema = MANIFESTS[kind], schema_of(MANIFESTS[kind])
     maps = [part for part in maps_in(resource) if not {"name", "nvidia.com/gpu"} >= part.keys()]
-    free = {"labels", "rayStartParams", "limits"}
+    free = {"labels", "rayStartParams", "limits", "requests", "flinkConfiguration"}
     for part in maps:
         if any(part is whole.get(key) for whole in maps for key in free):
             continue  # Its keys are free.

@@ -14,7 +14,6 @@ pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
 from planted_prism import plant
 
 from recsys.config import (
-    BeamConfig,
     Config,
     DataConfig,
     InteractionColumns,
@@ -23,6 +22,7 @@ from recsys.config import (
     ItemsConfig,
 )
 from recsys.data.features import CategoriesFeature
+from recsys.data.ingest.engines import ENGINES
 from recsys.data.ingest.tasks import LOCAL_RUNNER, with_local_runner
 
 pytestmark = pytest.mark.pipeline
@@ -80,36 +80,54 @@ def test_another_runner_stays(runner):
     assert with_local_runner(args) == args
 
 
+POOL = "--environment_type=EXTERNAL"
+IN_PROCESS = "--environment_type=LOOPBACK"
+
+
 @pytest.mark.parametrize(
-    ("args", "tfx_args"),
+    ("beam", "runner", "of_tfx", "option"),
     [
-        (["--runner=DirectRunner"], None),
-        ([], None),
-        (["--direct_num_workers=2", "--direct_running_mode=multi_processing"], None),
-        (["--runner=DaskRunner"], ["--runner=DirectRunner"]),
-        (["--runner=DaskRunner"], []),
+        ({}, LOCAL_RUNNER, LOCAL_RUNNER, "--extra_package=none"),
+        (
+            {"args": ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]},
+            LOCAL_RUNNER, LOCAL_RUNNER, "--direct_num_workers=2",
+        ),
+        (
+            {"runner": "dask", "master": "tcp://h:1"},
+            ENGINES["dask"].runner, LOCAL_RUNNER, "--dask_client_address=tcp://h:1",
+        ),
+        ({"runner": "flink", "master": "h:1"}, "PortableRunner", "PortableRunner", IN_PROCESS),
+        (
+            {"runner": "spark", "master": "h:1", "workers": "h:2"},
+            "PortableRunner", "PortableRunner", POOL,
+        ),
     ],
-    ids=str,
-)
-def test_the_steps_of_the_pipeline_get_it_and_no_wheel_of_tfx(raw, args, tfx_args):
-    """`none` names a missing package: without a name, TFX would package itself."""
+    ids=lambda value: value.get("runner", "local") if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_the_engine_of_a_config_runs_the_steps_without_a_wheel_of_tfx(
+    raw, beam, runner, of_tfx, option
+):
+    """A named package or image keeps TFX from packaging itself."""
     pytest.importorskip("tfx", reason="needs the extra `pipeline`")
     from apache_beam.options.pipeline_options import PipelineOptions
     from tfx.dsl.components.base.executor_spec import BeamExecutorSpec
+    from tfx.utils.dependency_utils import make_beam_dependency_flags
 
     from pipelines.retrieval_pipeline import create_pipeline
 
-    beam = BeamConfig(args=tuple(args), tfx_args=None if tfx_args is None else tuple(tfx_args))
-    config = Config(name="tiny", root=str(raw / "run"), data=data(raw), beam=beam)
+    config = Config.model_validate(
+        {"name": "tiny", "root": str(raw / "run"), "data": data(raw), "beam": beam}, strict=False
+    )
     steps = create_pipeline(config).components
     specs = {s.id.split(".")[0]: s.executor_spec for s in steps}
-    beam_steps = {s for s, spec in specs.items() if isinstance(spec, BeamExecutorSpec)}
-    assert beam_steps == {"InteractionGen", "ItemGen", "StatisticsGen", "Transform"}
-    for name in beam_steps:
-        found = PipelineOptions(specs[name].beam_pipeline_args).get_all_options()
-        is_ours = name in ("InteractionGen", "ItemGen") and "--runner=DaskRunner" in args
-        wanted = ("DaskRunner", None) if is_ours else (LOCAL_RUNNER, ["none"])
-        assert (found["runner"], found["extra_packages"]) == wanted, name
+    args = {n: s.beam_pipeline_args for n, s in specs.items() if isinstance(s, BeamExecutorSpec)}
+    assert args.keys() == {"InteractionGen", "ItemGen", "StatisticsGen", "Transform"}
+    assert option in args["InteractionGen"]
+    for name, of_step in args.items():
+        wanted = of_tfx if name in ("StatisticsGen", "Transform") else runner
+        assert PipelineOptions(of_step).get_all_options()["runner"] == wanted, name
+        if wanted in (LOCAL_RUNNER, "PortableRunner"):
+            assert make_beam_dependency_flags(of_step) == of_step, name
 
 
 def test_ingest_never_runs_a_planted_prism(raw):
@@ -132,7 +150,7 @@ def test_a_whole_run_needs_no_network(tmp_path):
     recsys = f"{shlex.quote(sys.executable)} -m recsys"
     sizes = "--users 150 --items 60 --interactions 4000"
     commands = f"ip link set lo up && {recsys} synth {sizes} --out data"
-    commands += f" && {recsys} run data/config.yaml --set train.epochs=2 --set beam.args=[]"
+    commands += f" && {recsys} run data/config.yaml --set train.epochs=2"
     commands += " --json"
     done = subprocess.run(
         ["unshare", "--net", "sh", "-c", commands],

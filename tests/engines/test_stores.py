@@ -1,0 +1,93 @@
+"""Every engine makes the local data folder, also if its processes are killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from places import ROOT
+
+pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
+
+from benchmarks import ingest_engines as bench
+from recsys.config import Config
+from recsys.stages.ingest import ingest
+
+NEEDED = {"prism": "prism", "flink": "java", "spark": "java", "dask": "dask"}
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
+
+
+def needs(engine):
+    program = NEEDED[engine]
+    return pytest.mark.skipif(
+        shutil.which(program) is None, reason=f"needs {program} on PATH, see docs/cluster.md"
+    )
+
+
+def made(config, out, beam):
+    ingest(Config.model_validate_json(json.dumps({**config, "beam": beam})), out, progress=False)
+    return bench.folder_digest(out)
+
+
+@needs("prism")
+def test_prism_makes_the_local_folder(tmp_path):
+    config = bench.write_case(tmp_path / "raw", bench.Case.files, 2_000)
+    with bench.started(bench.Name.prism, tmp_path / "prism") as (beam, _):
+        found = made(config, tmp_path / "prism-out", beam)
+    assert found == made(config, tmp_path / "local", {})
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=needs(name)) for name in NEEDED])
+def test_every_case_is_equal_to_the_local_one(engine, tmp_path):
+    words = ["--engines", "local", engine, "--rows", "5000", "--folder", tmp_path]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.ingest_engines", *map(str, words)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, lines
+    assert len(lines) == 2 * len(bench.Case) + 1
+    assert lines[-1] == {"equal": True}
+
+
+@pytest.mark.engines
+@needs("flink")
+@pytest.mark.parametrize("killed", ["taskmanager-1", "pool", "jobserver", "driver"])
+def test_a_killed_process_costs_no_row(killed, tmp_path):
+    """A lost TaskManager is replaced by Flink's restart; after another loss the job is rerun."""
+    config = bench.write_case(tmp_path / "raw", bench.Case.files, 50_000)
+    wanted = made(config, tmp_path / "local", {})
+    with bench.started(bench.Name.flink, tmp_path / "flink") as (beam, pids):
+        out = tmp_path / "out"
+        arguments = json.dumps({"config": {**config, "beam": beam}, "out": str(out)})
+        words = ["-m", "benchmarks.measure", "benchmarks.ingest_engines", "ingested", arguments]
+        driver = subprocess.Popen([sys.executable, *words], cwd=ROOT)
+        try:
+            wait_for_rows(tmp_path)
+            os.kill({**pids, "driver": driver.pid}[killed], signal.SIGKILL)
+            code = driver.wait(300)
+        finally:
+            driver.kill()
+            driver.wait()
+        assert (code == 0) == out.exists()
+        if killed == "taskmanager-1":
+            assert code == 0
+        elif killed == "driver":
+            made(config, out, beam)
+    if not out.exists():
+        made(config, out, {})
+    assert bench.folder_digest(out) == wanted
+
+
+def wait_for_rows(folder):
+    """Waits until a task has read a piece."""
+    for _ in range(1200):
+        if any(folder.glob(".out-*/**/*.done")):
+            return
+        time.sleep(0.1)
+    raise AssertionError("no task started")
