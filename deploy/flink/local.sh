@@ -21,7 +21,9 @@ rest.port: $rest_port
 rest.bind-address: localhost
 taskmanager.host: localhost
 taskmanager.bind-host: localhost
-taskmanager.numberOfTaskSlots: 1
+# A slot of each TaskManager is used; the other one takes the work of a lost TaskManager.
+taskmanager.numberOfTaskSlots: 2
+cluster.evenly-spread-out-slots: true
 taskmanager.cpu.cores: 1
 parallelism.default: $task_managers
 io.tmp.dirs: $folder/tmp

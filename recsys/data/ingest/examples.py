@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.data.ingest.cache import link
-from recsys.data.ingest.tasks import run_tasks
+from recsys.data.ingest.tasks import LOCAL_BYTES, run_tasks
 from recsys.data.split import TIME
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def link_examples(
     """Links examples into the folders of their splits, or splits them.
 
     Args:
-        like: A pipeline whose runner and options are used; None: threads of this process.
+        like: A pipeline whose runner and options are used for large files; None: threads of this
+            process.
         files: The examples.
         folder: Folder of the splits.
         cut: End of the training data [seconds since 1970, UTC].
@@ -48,7 +49,9 @@ def link_examples(
         if split is not None:
             link(file, _target(folder, split, name))
     if unsplit := [file for file in files if file[2] is None]:
-        run_tasks(like, unsplit, functools.partial(_split, folder, cut), work)
+        n_bytes = sum(file.stat().st_size for file, _, _ in unsplit)
+        by = like if n_bytes > LOCAL_BYTES else None
+        run_tasks(by, unsplit, functools.partial(_split, folder, cut), work)
 
 
 def _split(folder: Path, cut: int, examples: ExampleFile) -> Iterator[str]:

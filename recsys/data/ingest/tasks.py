@@ -28,6 +28,8 @@ LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _LOCAL_NAMES = {"direct", "switchingdirect", "testdirect", "fnapi"}
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 32 << 20
 _TASKS_PER_CORE = 4
+LOCAL_BYTES = 64 << 20
+"""Input for which the start of one more job on an engine takes longer than the work."""
 
 T = TypeVar("T")
 R = TypeVar("R")
