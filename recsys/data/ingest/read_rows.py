@@ -164,7 +164,7 @@ def _read_piece(
         temporary.replace(plan.letters / f"letters-{number:05d}.parquet")
     else:
         temporary.unlink()
-    yield (at, _COUNTS), {"tally": tally, "future": future}
+    yield (at, _COUNTS), {"piece": number, "tally": tally, "future": future}
     progress[plan.step].advance(f"{piece.file} read")
 
 
@@ -196,5 +196,6 @@ def _join_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     failures = [part["failure"] for part in parts if "failure" in part]
     if failures:
         return {"failure": min(failures, key=lambda failure: failure["file"])}
+    parts = sorted(parts, key=lambda part: part["piece"])  # An engine returns them in any order.
     future = [time for part in parts for time in part["future"]]
     return {"tally": add_up(part["tally"] for part in parts), "future": min(future, default=None)}
