@@ -9,15 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from recsys.data.event_log import EventLog
-from recsys.data.hold_out import last_events
 from recsys.models.config import TransitionsConfig
-from recsys.ragged import RaggedRows
+from recsys.ragged import RaggedRows, ranges
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts
 
 MOST_QUERIES = 2000
 """Maximum number of queries on which a weight is chosen, and of users who lose an event for it."""
-_FEWEST_QUERIES, _ENOUGH_QUERIES = 200, 400
+_FEWEST, _ENOUGH = 100, 400
 _SHARE, _LARGEST_SHARE = 0.05, 0.2
 """Shares of the users who lose an event: usually, and for enough queries with few users."""
 _STEPS = 2.0 ** np.arange(-4, 5)
@@ -31,12 +30,22 @@ def is_chosen(config: object) -> bool:
 
 
 def events_to_hold_back(events: EventLog) -> np.ndarray:
-    """Returns the last events of a few users, evenly spaced over all, as indices `[h]` int64."""
-    last = last_events(events)
-    enough = min(_ENOUGH_QUERIES, int(_LARGEST_SHARE * len(last)))
-    n = min(MOST_QUERIES, max(enough, int(_SHARE * len(last))))
-    n = n if n >= _FEWEST_QUERIES else 0
-    return last[np.linspace(0, len(last) - 1, n).astype(np.int64)] if n else last[:0]
+    """Returns the last events of a few users, evenly spaced over all, as indices `[h]` int64.
+
+    It is one event of each, or several if there are few users with many events.
+    """
+    lengths = np.diff(events.offsets)
+    users = np.flatnonzero(lengths > 1)
+    enough = min(_ENOUGH, int(_LARGEST_SHARE * len(users)))
+    n = min(MOST_QUERIES, max(enough, int(_SHARE * len(users))))
+    if not n:
+        return users[:0]
+    chosen = users[np.linspace(0, len(users) - 1, n).astype(np.int64)]
+    most = np.maximum(1, (_SHARE * lengths[chosen]).astype(np.int64))
+    counts = np.minimum(-(-_ENOUGH // n), most)
+    if counts.sum() < _FEWEST:
+        return users[:0]
+    return ranges(events.offsets[chosen + 1] - counts, counts)
 
 
 def choose_weight(
@@ -46,7 +55,7 @@ def choose_weight(
 
     Weights are tried as multiples of the ratio of two means over the queries: the standard
     deviation of the similarities with all items, and the highest summand. 0 is among them, and the
-    answer for fewer than 200 queries, of which the best weight would be best by chance.
+    answer for fewer than 100 positives, of which the best weight would be best by chance.
 
     Args:
         paired: The similarities, and the summands for a weight of 1.
@@ -56,7 +65,7 @@ def choose_weight(
     """
     products, added = paired.products, paired.added
     highest = added.max(axis=1).toarray()
-    if len(positives) < _FEWEST_QUERIES or not highest.any():
+    if len(positives.rows) < _FEWEST or not highest.any():
         return 0.0
     sample = DotProducts(products.query[:: max(1, len(positives) // 100)], products.candidates)
     spread = sample.scores(slice(0, len(sample.query)))[:, is_item].std(axis=1)

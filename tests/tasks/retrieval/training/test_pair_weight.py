@@ -32,7 +32,7 @@ def chosen(share, seed=0, n=_N):
 def test_a_weight_is_as_large_as_the_summands_are_right():
     weights = [chosen(share) for share in (0.0, 0.2, 1.0)]
     assert 0 == weights[0] < weights[1] <= weights[2]
-    assert chosen(1.0, n=199) == 0.0 < chosen(1.0, n=200)
+    assert chosen(1.0, n=99) == 0.0 < chosen(1.0, n=100)
 
 
 @pytest.fixture(scope="module")
