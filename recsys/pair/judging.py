@@ -168,7 +168,7 @@ def open_folder(folder: Path, name: str, data: Data, mesh: DeviceMesh | None) ->
             shares no item with the data (R403).
     """
     pair, trained = read_pair(folder), load_model(folder, mesh=mesh)
-    calibration = load_calibration(folder)
+    calibration = load_calibration(folder, trained.model.label_names)
     meet()  # The processes may read at different speeds.
     by_rows, by_lists = ScoreInference(trained.model), ListInference(trained.model)
     check_probe(folder, by_rows, trained.inputs)

@@ -63,7 +63,8 @@ def reference(pair, data, rows):
             retriever.inputs.candidate(np.arange(retriever.items.n_rows))
         )
     )
-    statistics, maps = StatisticsState.open(data.folder, "cut"), load_calibration(pair / "ranker")
+    statistics = StatisticsState.open(data.folder, "cut")
+    maps = load_calibration(pair / "ranker", ranker.model.label_names)
     device = {one.name: one for one in retriever.inputs.event_features}["device"]
     user_rows = {one.name: one for one in data.event_features}["user_rows"]
     clicks = defaultdict(list)

@@ -8,7 +8,7 @@ Labels without a map, and models without the file, have the logistic function of
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -31,18 +31,21 @@ def save_calibration(folder: Path, maps: Mapping[str, Calibration]) -> None:
     (folder / FILE).write_text(text + "\n")
 
 
-def load_calibration(folder: Path) -> dict[str, Calibration]:
-    """Returns the maps by label; none without the file.
+def load_calibration(folder: Path, labels: Iterable[str]) -> dict[str, Calibration]:
+    """Returns the maps by label of a model; none without the file.
 
     Raises:
-        RecsysError: The file is damaged (R396).
+        RecsysError: The file is damaged, or has a label that isn't in `labels` (R396).
     """
     path = folder / FILE
     if not path.exists():
         return {}
     try:
-        return _Read.validate_json(path.read_bytes(), strict=False)
-    except (OSError, ValidationError) as error:
+        maps = _Read.validate_json(path.read_bytes(), strict=False)
+        if unknown := [name for name in maps if name not in {*labels}]:
+            raise ValueError(f"the label {unknown[0]!r}, which the model doesn't predict")
+        return maps
+    except (OSError, ValueError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         where = "" if first is None else ".".join(map(str, first["loc"]))
         raise RecsysError(

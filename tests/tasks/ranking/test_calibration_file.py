@@ -13,15 +13,16 @@ def test_maps_are_read_as_they_were_written(tmp_path):
         "buy": Isotonic.fit([0.1, 0.4, 0.2, 2.0], [0, 0, 1, 1]),
     }
     save_calibration(tmp_path, maps)
-    assert load_calibration(tmp_path) == maps
+    assert load_calibration(tmp_path, maps) == maps
     (tmp_path / FILE).unlink()
-    assert load_calibration(tmp_path) == {}
+    assert load_calibration(tmp_path, maps) == {}
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ('{"click": {"kind": "temp', "Invalid JSON"),
+        ('{"buy": {"kind": "temperature"}}', "the label 'buy'"),
         ('{"click": {"kind": "platt"}}', "click: Input tag 'platt'"),
         ('{"click": {"kind": "temperature", "scale": -1}}', "click.temperature.scale: .*greater"),
         ('{"click": {"kind": "temperature", "bias": NaN}}', "click.temperature.bias: .*finite"),
@@ -35,4 +36,4 @@ def test_maps_are_read_as_they_were_written(tmp_path):
 def test_a_damaged_file_is_refused_with_its_problem(tmp_path, text, problem):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(RecsysError, match=rf"R396.*Received: .*{problem}"):
-        load_calibration(tmp_path)
+        load_calibration(tmp_path, ["click", "a"])

@@ -114,13 +114,15 @@ def open_folder(folder: Path, mesh: DeviceMesh | None = None) -> Predictor:
     meet()  # The processes may read at different speeds.
     inference = ScoreInference(trained.model)
     check_probe(folder, inference, trained.inputs)
-    return of_model(inference, trained.inputs, load_calibration(folder))
+    calibration = load_calibration(folder, trained.model.label_names)
+    return of_model(inference, trained.inputs, calibration)
 
 
 def open_object(model: Any, data: Data) -> Predictor:
     """Returns the predictor of a `TrainedModel`, or of a built model of `data`."""
     if not hasattr(model, "joint_scores"):
-        calibration = {} if model.folder is None else load_calibration(model.folder)
+        names, folder = model.model.label_names, model.folder
+        calibration = {} if folder is None else load_calibration(folder, names)
         return of_model(ScoreInference(model.model), model.inputs, calibration)
     # A training result knows the trained rows: validation may hold back all rows of a user.
     trained = getattr(model, "training_result", None)

@@ -34,7 +34,7 @@ class RankingServing(HistoryServing):
 
     def __init__(self, stage: Any, sources: Sources) -> None:
         super().__init__(stage, sources)
-        self.calibration = load_calibration(sources.model)
+        self.calibration = load_calibration(sources.model, self.saved.model.label_names)
         has_statistics = bool(self.saved.model.spec.of_side("row"))
         self.statistics = StatisticsState.open(sources.model, "newest") if has_statistics else None
         self._reference = self._make_reference()

@@ -81,6 +81,12 @@ class RankingTraining(TrainingSide):
             UsageError: A key needs rows with the first label 0 (R398).
         """
         first, remarks = events.first_label, list[str]()
+        yes_no = [name for name in events.labels if not self.inputs.labels[name].is_amount]
+        if yes_no and train.loss.takes_amounts and not train.loss.gives_log_odds:
+            remarks.append(
+                f"train.loss compares the log odds of {', '.join(yes_no)} with 0 and 1, so it is"
+                " meant for amounts; binary is the loss of yes/no labels."
+            )
         if self.inputs.labels[first].is_amount:
             if train.negative_share < 1:
                 raise UsageError(

@@ -215,7 +215,8 @@ def test_a_trained_model_is_judged_by_its_calibrated_predictions(world, tmp_path
     folder, data = tmp_path / "model", world.data
     train = {"batch_size": 64, "epochs": 2, "validation": {}, "calibration": "temperature"}
     train_here({"model": {"type": "dcn_v2", "dim": 4}, "train": train}, data.folder, folder)
-    trained, maps = load_model(folder), load_calibration(folder)
+    trained = load_model(folder)
+    maps = load_calibration(folder, trained.model.label_names)
     config = trained.model.spec.config
     n, statistics = np.arange(len(data.store.eval_rows)), StatisticsState.open(data.folder, "cut")
     read = read_rows(data.store, "eval", n, trained.inputs, config, "cut", statistics)

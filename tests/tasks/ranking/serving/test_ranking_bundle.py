@@ -63,7 +63,7 @@ class World:
         self.model, self.inputs = result.model, result.inputs
         self.model_folder = folder / "model"
         write_model(self.model_folder, result, self.data)
-        self.maps = load_calibration(self.model_folder)
+        self.maps = load_calibration(self.model_folder, self.model.label_names)
         self.bundle = recsys.export(self.model_folder, self.data, folder / "bundle", name="shop")
         self.graph = SavedModelGraph(self.bundle)
 

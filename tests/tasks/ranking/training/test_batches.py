@@ -161,6 +161,13 @@ def test_drawn_items_have_statistics_of_the_moment(tmp_path):
     assert load_calibration(tmp_path / "model")["click"].kind == "temperature"
 
 
+@pytest.mark.parametrize(("loss", "n"), [("squared", 1), ("binary", 0)])
+def test_a_loss_of_amounts_for_yes_no_labels_is_remarked(data, loss, n):
+    side = side_of(data, loss=loss)
+    remarks = side.check(side.events(side.stage.train), side.stage.train, 1)
+    assert ["of click, buy with 0 and 1" in remark for remark in remarks] == [True] * n
+
+
 def test_rows_that_the_source_thinned_are_weighted_or_corrected(tmp_path):
     data = ingested(tmp_path, shown(), labels={**LABELS, "depth": {"column": "position"}})
     source = source_of(data, {**PLAIN, "labels": ["depth"]})

@@ -79,8 +79,8 @@ def test_a_training_learns_and_calibrates_what_the_source_thinned(data, tmp_path
     again = {**options, "train": {**options["train"], "validation": None, "epochs": epochs}}
     train_here(again, data.folder, tmp_path / "again")
     np.testing.assert_array_equal(scores_of(tmp_path / "again", data)[0], scores)
-    assert load_calibration(tmp_path / "again") == {}
-    maps = load_calibration(tmp_path / "model")
+    assert load_calibration(tmp_path / "again", trained.model.label_names) == {}
+    maps = load_calibration(tmp_path / "model", trained.model.label_names)
     assert {name: one.kind for name, one in maps.items()} == {"click": kind, "buy": kind}
     click, rate = read["label.click"], read["rate"]
     p = maps["click"].apply(scores[:, 0])
