@@ -150,17 +150,6 @@ def test_input_pipeline_prints_a_line_for_each_case():
 
 
 @pytest.mark.bench
-def test_hosts_input_says_how_what_is_read_divides():
-    sizes = ("--rows", 20000, "--batch", 256, "--history", 8)
-    lines = lines_of("hosts_input", *sizes, "--processes", 1, 4)
-    ratios = {case.removeprefix("20000 rows, "): line["median"] for case, line in lines.items()}
-    assert len(ratios) == 6
-    assert all(ratios[f"{case} 8, 1 processes"] == 1 for case in ("two towers", "sequences"))
-    assert ratios["two towers 8, 4 processes"] <= 1.1
-    assert ratios["full softmax 8, 4 processes"] <= 1.1
-
-
-@pytest.mark.bench
 def test_ingest_times_the_phases_of_a_file():
     lines = lines_of("ingest", "--rows", 2000, 4000, "--format", "csv", "--rounds", 1)
     phases = ["ours", *(f"ours {phase}" for phase in ("ingest", "vocabulary", "store", "open"))]
