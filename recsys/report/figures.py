@@ -328,14 +328,14 @@ def read_exposure(artifacts: Artifacts) -> dict[str, Any] | None:
     exposure = artifacts.evaluated["exposure"]
     if not exposure:
         raise MissingError("The evaluation has no counts of recommendations per item.")
-    bins, points = exposure.get("bins") or [], exposure.get("points") or []
+    bins, never = exposure.get("bins") or [], exposure.get("never")
     caption = (
         f"Share of the training events and of the model's lists of {count(exposure.get('k'))},"
         " for items by their number of training events."
     )
-    if points and sum(part["items"] for part in bins) <= len(points):
-        never = sum(lists == 0 for _, lists in points)
-        caption += f" {counted(never, 'item', 'items')} ({share(never / len(points))}) in no list."
+    if is_number(never):
+        never_share = share(never / max(1, exposure["items"]))
+        caption += f" {counted(never, 'item', 'items')} ({never_share}) in no list."
     series = [
         Series(style, [(float(i), part[name]) for i, part in enumerate(bins)])
         for name, (style, _) in _SHARES.items()

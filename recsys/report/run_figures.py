@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
@@ -279,74 +278,6 @@ def _points(recorded: Sequence[Mapping[str, Any]], name: str) -> list[tuple[floa
         for point in recorded
         if is_number(point.get("step")) and is_number(point.get(name))
     ]
-
-
-# --- neighbours of popular items
-
-_POPULAR_ITEMS = 6
-_NEIGHBOURS = 5
-_CANDIDATES = 60
-"""Number of popular items from which `_POPULAR_ITEMS` are chosen."""
-
-
-def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]] | None:
-    """Returns popular items, unlike each other, with their nearest items.
-
-    None for a task without item embeddings.
-    """
-    folder = artifacts.model
-    if artifacts.has_labels:
-        return None
-    embeddings = read_array(folder / "candidates.npy", "The file of item embeddings")
-    vocabulary = read_table(folder / "vocabulary" / "items.parquet", "The item vocabulary")
-    titles = read_table(folder / "catalogue" / "titles.parquet", "The catalogue")
-    n_rows = min(len(embeddings), vocabulary.num_rows)
-    if embeddings.ndim != 2 or n_rows < 2:
-        raise MissingError("The model has too few items to show neighbours.")
-    # Shared and free rows, and rows of withdrawn items, are not items.
-    is_item = pc.is_in(vocabulary["id"].cast(titles["id"].type), value_set=titles["id"])
-    is_item = np.asarray(pc.and_(vocabulary["id"].is_valid(), is_item))[:n_rows]
-    counts = np.where(is_item, vocabulary["count"].to_numpy()[:n_rows], 0)
-    popular = np.argsort(-counts, kind="stable")[:_CANDIDATES]
-    popular = popular[counts[popular] > 0]
-    if len(popular) == 0:
-        raise MissingError("No item has training events.")
-    norms = np.sqrt(np.einsum("ij,ij->i", embeddings[:n_rows], embeddings[:n_rows]))
-    shown: list[dict[str, Any]] = []
-    used: set[int] = set()
-    for row in popular.tolist():
-        if row in used or len(shown) == _POPULAR_ITEMS:
-            continue
-        # Skip items that are neighbours of an item that is already shown.
-        nearest, cosines = nearest_items(embeddings[:n_rows], norms, row, is_item)
-        used.update([row, *nearest])
-        title, *others = _titles_of_rows([row, *nearest], vocabulary, titles)
-        pairs = list(zip(others, cosines, strict=True))
-        shown.append({"title": title, "events": int(counts[row]), "nearest": pairs})
-    return shown
-
-
-def nearest_items(
-    embeddings: np.ndarray, norms: np.ndarray, row: int, is_item: np.ndarray
-) -> tuple[list[int], list[float]]:
-    """Returns the rows of the items with the highest cosines with `row`, and the cosines."""
-    with np.errstate(all="ignore"):
-        cosines = embeddings @ np.asarray(embeddings[row]) / np.maximum(norms * norms[row], 1e-12)
-    cosines = np.where(np.isfinite(cosines), cosines, 0.0)
-    cosines[~is_item] = cosines[row] = -np.inf
-    n = min(_NEIGHBOURS, int(is_item.sum()) - 1)
-    best = np.argpartition(-cosines, n)[:n]
-    best = best[np.argsort(-cosines[best], kind="stable")]
-    return best.tolist(), cosines[best].tolist()
-
-
-def _titles_of_rows(rows: list[int], vocabulary: pa.Table, titles: pa.Table) -> list[str]:
-    """Returns the titles of item `rows`; the id if an item has none."""
-    ids = vocabulary["id"].take(pa.array(rows))
-    wanted = ids.cast(titles["id"].type).combine_chunks()
-    known = titles.filter(pc.is_in(titles["id"], value_set=wanted))
-    by_id = dict(zip(known["id"].to_pylist(), known["title"].to_pylist(), strict=True))
-    return [str(by_id.get(id_) or id_) for id_ in ids.to_pylist()]
 
 
 # --- the steps of the run, its bundle and its origin

@@ -1,15 +1,13 @@
-"""Figures, ticks and neighbours, each beside literal numbers."""
+"""Figures and ticks, each beside literal numbers."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recsys import formats
-from recsys.report import run_figures
 from recsys.report.charts import (
     Estimate,
     draw_interval,
@@ -94,23 +92,6 @@ def test_an_interval_has_the_side_of_its_ends(estimate: Estimate, side: str, arr
     dots = re.findall(r'cx="([\d.]+)"', drawn)
     assert [float(x) for x in dots] == [scale.at(estimate.value)] * scale.holds(estimate.value)
     assert "&lt;words&gt;" in drawn
-
-
-def test_nearest_items_equal_the_whole_matrix() -> None:
-    embeddings = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
-    embeddings[17] = np.nan
-    norms = np.linalg.norm(embeddings, axis=1)
-    is_item = ~np.isin(np.arange(40), [0, 2, 20])  # Shared rows, and a free one.
-    for query in (5, 39, 1):
-        found, scores = run_figures.nearest_items(embeddings, norms, query, is_item)
-        expected = {}
-        for row in range(1, 40):
-            if row != query and is_item[row]:
-                a, b = embeddings[query].astype(float), embeddings[row].astype(float)
-                expected[row] = 0.0 if row == 17 else a @ b / np.sqrt((a @ a) * (b @ b))
-        best = sorted(expected, key=lambda row: -expected[row])[:5]
-        assert found == best
-        assert scores == pytest.approx([expected[row] for row in best], abs=1e-5)
 
 
 def test_a_table_in_a_notebook_has_words_at_the_left_and_escapes_them() -> None:

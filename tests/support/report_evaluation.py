@@ -67,7 +67,8 @@ def _exposure() -> dict[str, Any]:
         bins.append({"from": low, "to": high, "items": len(held),
                      "training_share": trained / events,
                      "recommended_share": shown / lists})  # fmt: skip
-    return {"k": 10, "points": points, "bins": bins}
+    never = sum(not shown for _, shown in points)
+    return {"k": 10, "items": len(points), "never": never, "bins": bins}
 
 
 def _rules() -> list[dict[str, Any]]:

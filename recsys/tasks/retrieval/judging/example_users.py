@@ -158,9 +158,6 @@ def _item(catalogue: Catalogue, row: int) -> dict[str, str]:
     return {"id": catalogue.ids[row], "title": catalogue.titles[row]}
 
 
-_MOST_POINTS = 2_000
-
-
 def exposure(times_shown: np.ndarray, counts: np.ndarray, k: int) -> dict[str, Any]:
     """Returns how often items are recommended, by their popularity.
 
@@ -170,21 +167,13 @@ def exposure(times_shown: np.ndarray, counts: np.ndarray, k: int) -> dict[str, A
         k: Cut-off of the lists.
 
     Returns:
-        `k`; `points`: training positives and lists of single items, the most recommended
-        and, if there are more than 2,000, as many others drawn at random; `bins`: items with
-        0, 1, 2 to 3, 4 to 7, … training positives, with their shares of the training
-        positives and of the positions in lists.
+        `k`; `items`, and how many of them are in no list, `never`; `bins`: items with 0, 1, 2 to
+        3, 4 to 7, … training positives, with their shares of the training positives and of the
+        positions in lists.
     """
-    return {"k": k, "points": _points(times_shown, counts), "bins": _bins(times_shown, counts)}
-
-
-def _points(times_shown: np.ndarray, counts: np.ndarray) -> list[list[int]]:
-    order = np.argsort(-times_shown, kind="stable")
-    most, others = order[: _MOST_POINTS // 2], order[_MOST_POINTS // 2 :]
-    n_others = min(len(others), _MOST_POINTS - len(most))
-    drawn = np.random.default_rng(0).choice(others, n_others, replace=False)
-    chosen = np.concatenate([most, np.sort(drawn)]).astype(np.int64)
-    return [[int(counts[i]), int(times_shown[i])] for i in chosen]
+    never = int(np.count_nonzero(times_shown == 0))
+    bins = _bins(times_shown, counts)
+    return {"k": k, "items": len(counts), "never": never, "bins": bins}
 
 
 def _bins(times_shown: np.ndarray, counts: np.ndarray) -> list[dict[str, Any]]:
