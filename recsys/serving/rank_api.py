@@ -41,19 +41,13 @@ def _plain(value: Any) -> Any:
 _Values = dict[Id, Annotated[Any, pydantic.AfterValidator(_plain)]]
 
 
-class RankRequest(pydantic.BaseModel):
-    """A request to rank items for a user."""
-
+class _Query(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     user: _Id = ""
     """Id of the user; empty: none."""
-    items: Annotated[list[_Id], pydantic.Field(min_length=1), pydantic.FailFast()]
-    """Ids of the items to rank."""
-    k: Annotated[int, pydantic.Field(ge=1)] | None = None
-    """Number of items to return; all by default."""
     context: _Values = {}
-    """Values by raw column of events: one, or a list of one per item."""
+    """Values of the query by raw column of events."""
     history: Annotated[list[_Id | _Values], pydantic.FailFast()] = []
     """Items, the newest first, in place of the user's history: ids, or objects with the id `item`
     and values by raw column of events."""
@@ -63,29 +57,26 @@ class RankRequest(pydantic.BaseModel):
     """Id of what is shown, for the log; by default a new one."""
 
 
-class ListRequest(pydantic.BaseModel):
+class RankRequest(_Query):
+    """A request to rank items for a user; `context` may have a list of one value per item."""
+
+    items: Annotated[list[_Id], pydantic.Field(min_length=1), pydantic.FailFast()]
+    """Ids of the items to rank."""
+    k: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """Number of items to return; all by default."""
+
+
+class ListRequest(_Query):
     """A request to recommend items to a user."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
-
-    user: _Id = ""
-    """Id of the user; empty: none."""
     k: Annotated[int, pydantic.Field(ge=1)] = 10
     """Number of items."""
-    context: _Values = {}
-    """Values of the query by raw column of events."""
-    history: Annotated[list[_Id | _Values], pydantic.FailFast()] = []
-    """As in a request to rank items."""
-    features: dict[Id, Id | list[Id]] = {}
-    """Raw values of the user by column, in place of the stored features."""
     exclude: Annotated[list[_Id], pydantic.FailFast()] = []
     """Ids of items to exclude."""
     filters: dict[Id, Id | list[Id]] = {}
     """Values by feature; an item has one of each feature's."""
     exclude_seen: bool | None = None
     """Whether to exclude seen items; by default true, unless the model's `repeats` is `include`."""
-    impression: Id | None = None
-    """Id of what is shown, for the log; by default a new one."""
 
 
 def _body(kind: type[pydantic.BaseModel]) -> dict[str, Any]:
@@ -93,49 +84,31 @@ def _body(kind: type[pydantic.BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+_Request = TypeVar("_Request", bound=_Query)
+_Answer = Callable[[Predictor, ServedModel, _Request], dict[str, Any]]
+
+
 def router(predictor: Predictor) -> APIRouter:
     """Returns the routes below `/v1/models`; each takes a version in its path or as a parameter."""
     routes = APIRouter(prefix="/v1/models", tags=["ranking"])
 
-    @routes.post("/{name}:rank", openapi_extra=_body(RankRequest))
-    @routes.post("/{name}/versions/{version}:rank", openapi_extra=_body(RankRequest))
-    async def rank(request: Request, name: str, version: str = "") -> Response:
-        """Return items in the order of the first label's predictions."""
-        body = await request.body()
+    def add(action: str, kind: type[_Request], answer: _Answer[_Request]) -> None:
+        async def respond(request: Request, name: str, version: str = "") -> Response:
+            body = await request.body()
 
-        def answer() -> bytes:
-            model, wish = predictor.pool.find(name, version), read_request(RankRequest, body)
-            query = RankQuery(
-                normal_id(str(wish.user)),
-                [normal_id(str(id_)) for id_ in wish.items],
-                wish.k,
-                wish.context,
-                wish.history,
-                {k: v if isinstance(v, list) else [v] for k, v in wish.features.items()},
-            )
-            ranked, impression = rank_and_log(predictor, model, query, wish.impression)
-            fields = {"version": model.version, **written(query, ranked)}
-            fields |= {} if impression is None else {"impression": impression}
-            return json.dumps(fields).encode()
+            def fields() -> bytes:
+                model, wish = predictor.pool.find(name, version), read_request(kind, body)
+                return json.dumps(answer(predictor, model, wish)).encode()
 
-        return Response(await predictor.work.run(answer), media_type="application/json")
+            return Response(await predictor.work.run(fields), media_type="application/json")
 
-    @routes.post("/{name}:recommend", openapi_extra=_body(ListRequest))
-    @routes.post("/{name}/versions/{version}:recommend", openapi_extra=_body(ListRequest))
-    async def recommend(request: Request, name: str, version: str = "") -> Response:
-        """Return the best items for a user."""
-        body = await request.body()
+        for path in (f"/{{name}}:{action}", f"/{{name}}/versions/{{version}}:{action}"):
+            add_route = routes.post(path, description=kind.__doc__, openapi_extra=_body(kind))
+            add_route(respond)
 
-        def answer() -> bytes:
-            model, wish = predictor.pool.find(name, version), read_request(ListRequest, body)
-            return json.dumps(recommend_and_log(predictor, model, wish)).encode()
-
-        return Response(await predictor.work.run(answer), media_type="application/json")
-
+    add("rank", RankRequest, _ranked)
+    add("recommend", ListRequest, recommend_and_log)
     return routes
-
-
-_Request = TypeVar("_Request", bound=pydantic.BaseModel)
 
 
 def read_request(kind: type[_Request], body: bytes) -> _Request:
@@ -154,6 +127,20 @@ def _validated(validate: Callable[[Any], _Request], fields: Any) -> _Request:
         first = error.errors()[0]
         where = ".".join(["body", *(str(part) for part in first["loc"])])
         raise invalid(where, first["msg"], first["input"]) from None
+
+
+def _ranked(predictor: Predictor, model: ServedModel, wish: RankRequest) -> dict[str, Any]:
+    query = RankQuery(
+        normal_id(str(wish.user)),
+        [normal_id(str(id_)) for id_ in wish.items],
+        wish.k,
+        wish.context,
+        wish.history,
+        {k: v if isinstance(v, list) else [v] for k, v in wish.features.items()},
+    )
+    ranked, impression = rank_and_log(predictor, model, query, wish.impression)
+    fields = {"version": model.version, **written(query, ranked)}
+    return fields | ({} if impression is None else {"impression": impression})
 
 
 def rank_and_log(
