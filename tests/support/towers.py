@@ -6,7 +6,6 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tensorflow as tf
 from checked_here import CheckedHere
 
@@ -19,7 +18,7 @@ from recsys.serving.batch_file import as_batch
 from recsys.serving.recommendations import load_bundle
 from recsys.serving.served_model import Retriever
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.retrieval.judging.bundle_process import embed
+from recsys.tasks.retrieval.judging.bundle_queries import embed
 
 
 def main(folder, kinds, exported):
@@ -61,7 +60,7 @@ def export_and_ask(folder, model, saved):
     )
     served = asked_of_retriever(bundle) if saved.model.spec.config.item_bias else {}
     if knows_ages:
-        served |= asked_at(folder, bundle, signatures)
+        served |= asked_at(bundle, signatures)
     elif not reads_times:
         served |= refused(bundle)
     return {
@@ -94,7 +93,7 @@ def asked_of_retriever(bundle):
     }
 
 
-def asked_at(folder, bundle, signatures):
+def asked_at(bundle, signatures):
     """Answers of a bundle with item ages at several query times."""
     moments = ["", "1970-01-01T00:02:59Z", "180", "539.0", "1970-01-01 00:09", "719", "300000"]
     n, history = len(moments), ["i4", "i5"]
@@ -105,12 +104,9 @@ def asked_at(folder, bundle, signatures):
     )
     # As an evaluation asks.
     items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
-    files = folder / "asked"
-    files.mkdir(exist_ok=True)
-    pq.write_table(pa.table({"user_id": ["u3"] * n}), files / "users.parquet")
-    np.save(files / "histories.npy", np.tile(items.rows([*history, "", "", ""]), (n, 1)))
-    np.savez(files / "given.npz", asked_at=np.int32([-1, 2, 3, 8, 9, 11, 5000]))
-    embed(SavedModelGraph(bundle), items, files)
+    rows = np.tile(items.rows([*history, "", "", ""]), (n, 1))
+    given = {"asked_at": np.int32([-1, 2, 3, 8, 9, 11, 5000])}
+    embedded = embed(SavedModelGraph(bundle), items, pa.array(["u3"] * n), rows, given)
     loaded = load_bundle(bundle)
     by_python = [
         loaded.recommend(
@@ -120,7 +116,7 @@ def asked_at(folder, bundle, signatures):
     ]
     return {
         "asked": answer["embedding"].numpy(),
-        "embedded": np.load(files / "embeddings.npy"),
+        "embedded": embedded,
         "by_python": np.array([[item.score for item in answer] for answer in by_python]),
     }
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +23,13 @@ from recsys.models.inference import ScoreInference
 from recsys.models.inputs import EventInput, ModelInputs, event_inputs
 from recsys.models.ranking_model import RETRIEVER
 from recsys.ragged import slices
+from recsys.savedmodel.signatures import RANK_ENCODED, encoded_name
+from recsys.tasks.bundle_process import BundleProcess
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
 from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.judging.baselines import Predictions
-from recsys.tasks.ranking.judging.bundle_process import BundleProcess
 from recsys.tasks.ranking.judging.labelled_rows import LabelledRows, PairColumns
 from recsys.tasks.ranking.probe import check_probe
 from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs, of_list
@@ -43,28 +44,9 @@ ReadRows = Callable[[np.ndarray], Read]
 """Reads rows at indices `[b]`, in the rows of a system, as `Rows.read` returns them."""
 
 
-class SystemInputs(Protocol):
-    """Vocabularies and features of a system, such as `ModelInputs`."""
-
-    @property
-    def users(self) -> Vocabulary:
-        """Vocabulary of its users."""
-
-    @property
-    def items(self) -> Vocabulary:
-        """Vocabulary of its items."""
-
-    @property
-    def event_features(self) -> tuple[LearnedFeature, ...]:
-        """Features of its events."""
-
-    def event_inputs(self, model: QueryConfig) -> tuple[EventInput, ...]:
-        """Returns the inputs of its queries that come from events."""
-
-
 @dataclasses.dataclass(frozen=True)
 class BundleInputs:
-    """The vocabularies and features of events in a bundle, as `SystemInputs`."""
+    """The vocabularies and features of events in a bundle."""
 
     users: Vocabulary
     items: Vocabulary
@@ -94,7 +76,7 @@ class Predictor:
             reads rows at indices, and their number.
     """
 
-    inputs: SystemInputs
+    inputs: ModelInputs | BundleInputs
     config: Any
     labels: tuple[str, ...]
     blocks: Callable[[ReadRows, int], Iterator[np.ndarray]]
@@ -114,8 +96,7 @@ def open_folder(folder: Path, mesh: DeviceMesh | None = None) -> Predictor:
     meet()  # The processes may read at different speeds.
     inference = ScoreInference(trained.model)
     check_probe(folder, inference, trained.inputs)
-    calibration = load_calibration(folder, trained.model.label_names)
-    return of_model(inference, trained.inputs, calibration)
+    return of_model(inference, trained.inputs, load_calibration(folder, trained.model.label_names))
 
 
 def open_object(model: Any, data: Data) -> Predictor:
@@ -154,11 +135,21 @@ def open_bundle(bundle: Path, manifest: Mapping[str, Any]) -> Predictor:
         ) from None
     config = PairColumns(history=length, reads_attributes=length > 0)
     # TensorFlow needs as much memory as a server of the bundle, so only on the first host.
-    process = BundleProcess(bundle, labels) if is_primary() else None
+    process = BundleProcess(bundle) if is_primary() else None
 
     def predict(rows: Read) -> np.ndarray:
-        rows = rows | {RETRIEVER: of_list(rows)}
-        return np.zeros(0) if process is None else process.predict(rows)
+        if process is None:
+            return np.zeros(0)
+        if RANK_ENCODED not in process.signatures:
+            raise RecsysError(
+                "R409",
+                f"A bundle that is measured must have the signature {RANK_ENCODED}.",
+                "Export the model again: recsys export.",
+                f"{str(bundle)!r} with {', '.join(process.signatures)}",
+            )
+        inputs = {encoded_name(n): x for n, x in {RETRIEVER: of_list(rows), **rows}.items()}
+        predicted = process.ask(RANK_ENCODED, inputs)
+        return np.stack([predicted[name] for name in labels], axis=1)
 
     def blocks(read: ReadRows, n: int) -> Iterator[np.ndarray]:
         for block in slices(n, _BLOCK):

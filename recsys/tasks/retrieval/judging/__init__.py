@@ -4,7 +4,7 @@ side                the judging side: the case, its slices, and retrieval's own 
 queries             held-out events as queries with histories and labels
 case                ranks, lists and metrics of one system, and slices
 systems             models and bundles in the item rows of the data
-bundle_process      query embeddings of a bundle, from a process with TensorFlow
+bundle_queries      query embeddings of a bundle
 baselines           popularity, item-based nearest neighbours, implicit ALS
 scores              scorers, and checks for NaN
 ranking             exact ranks and lists over the whole catalogue

@@ -29,10 +29,11 @@ from recsys.kernels.rank_jobs import RankResults
 from recsys.models.inference import Inference
 from recsys.models.inputs import Given, ModelInputs
 from recsys.ragged import RaggedRows
+from recsys.tasks.bundle_process import BundleProcess
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
-from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
+from recsys.tasks.retrieval.judging.bundle_queries import embed
 from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.ranking_devices import ShardedCandidates, embedded_catalogue
@@ -183,7 +184,7 @@ def open_bundle(
         RecsysError: It lacks something that the evaluation needs (R409), or an embedding is not
             finite (R402).
     """
-    items, of_file, history = read_bundle(bundle, manifest)
+    items, of_file, length = read_bundle(bundle, manifest)
     candidates = of_file if mesh is None else ShardedCandidates.of(of_file, mesh.backend_mesh)
     check_numbers(name, candidates)
     # TensorFlow needs as much memory as a server of the bundle, so only on the first host.
@@ -191,13 +192,13 @@ def open_bundle(
 
     def queries(user_ids: pa.Array, history: np.ndarray, given: Given | None = None) -> np.ndarray:
         return from_primary(
-            lambda: np.zeros(0) if process is None else process.queries(user_ids, history, given)
+            lambda: embed(process, items, user_ids, history, given) if process else np.zeros(0)
         )
 
     return SystemEmbeddings(
         items,
         candidates,
-        history,
+        length,
         queries,
         manifest["direction_width"],
         tuple(manifest["event_inputs"]),

@@ -25,8 +25,8 @@ from recsys.errors import RecsysError
 from recsys.evaluation import evaluator
 from recsys.evaluation.evaluator import open_evaluation_data
 from recsys.serving.catalogue_search import CatalogueSearch
+from recsys.tasks.bundle_process import BundleProcess
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import make_queries
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.side import RetrievalJudging
@@ -63,22 +63,13 @@ def open_on(mesh, path, data, name=None):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """The file of the events that the processes of `opened` write."""
-    return tmp_path_factory.mktemp("told") / "events.jsonl"
-
-
-@pytest.fixture(scope="module")
-def opened(world, told, mesh):
+def opened(world, mesh):
     """The model and its bundle on each of the data folders, with the latter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECSYS_EVENTS", str(told))
-        views = [open_evaluation_data(folder) for folder in (world.data, world.later)]
-        names = ["data", "later"]
-        return {
-            name: (view, [open_on(mesh, path, view) for path in (world.model, world.bundle)])
-            for name, view in zip(names, views, strict=True)
-        }
+    views = {n: open_evaluation_data(getattr(world, n)) for n in ("data", "later")}
+    return {
+        name: (view, [open_on(mesh, path, view) for path in (world.model, world.bundle)])
+        for name, view in views.items()
+    }
 
 
 @pytest.fixture(scope="module", params=["data", "later"])
@@ -190,7 +181,10 @@ def test_transitions_are_added_by_the_ids_of_items(world, measured):
         np.testing.assert_allclose(added, expected[:, subject.is_candidate], rtol=1e-5, atol=1e-7)
 
 
-def test_any_user_can_be_queried_and_a_bundle_reports_progress(world, opened, told):
+def test_any_user_can_be_queried_and_a_bundle_reports_progress(
+    world, opened, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "events.jsonl"))
     saved = load_model(world.model)
     n = 375
     ids = pa.array(["u1", "nobody at all", "u39", "u1"] * n, pa.large_string())
@@ -201,7 +195,7 @@ def test_any_user_can_be_queried_and_a_bundle_reports_progress(world, opened, to
     for subject, path in zip(opened["data"][1], (world.model, world.bundle), strict=True):
         np.testing.assert_allclose(subject.embed(ids, history), np.asarray(expected), atol=1e-5)
         assert (subject.name, subject.history) == (str(path), HISTORY)
-    events = [json.loads(line) for line in told.read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [(event["done"], event["total"]) for event in events[-2:]] == [
         (1024, 1500),
         (1500, 1500),
@@ -339,12 +333,12 @@ def test_without_tensorflow_the_error_names_what_to_install(world, tmp_path, mon
 
 def test_a_process_that_dies_is_reported_and_one_that_is_unused_ends(world):
     process = BundleProcess(world.bundle)
-    child = process._process
+    child = process._stage._process
     child.kill()
-    with pytest.raises(RecsysError, match=r"R610.*judging\.bundle_process.*exit code -9"):
-        process.queries(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
+    with pytest.raises(RecsysError, match=r"R610.*tasks\.bundle_process.*exit code -9"):
+        process.signatures  # noqa: B018
     process = BundleProcess(world.bundle)
-    child = process._process
+    child = process._stage._process
     assert child.poll() is None
     del process
     gc.collect()
