@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,10 +44,12 @@ from components.validation import DataGate, DriftLimits, DriftValidator
 from pipelines.metadata_store import connection_config
 from recsys.config import (
     Config,
+    DataConfig,
     EvaluateStage,
     ExportStage,
     InteractionsConfig,
     PairStage,
+    SourceConfig,
     TrainStage,
     canonical_json,
     stage_of,
@@ -59,11 +60,12 @@ from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.engines import ENGINES, engine_args
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
 from recsys.data.ingest.ingestion import InteractionSource
-from recsys.data.ingest.spans import has_spans, window_digest
+from recsys.data.ingest.spans import LANDED_FOLDER, has_spans, pin_sources, window_digest
 from recsys.data.ingest.tasks import is_local, with_local_runner
 from recsys.data.ingest.transform import PREPROCESSING_FN
 from recsys.data.labels import time_columns
 from recsys.data.sources.source_files import files_digest, match_files
+from recsys.data.sources.tables import Table
 from recsys.data.split import PLACE, TIME
 from recsys.errors import RecsysError
 from recsys.fingerprint import PIPELINE, code_fingerprint
@@ -141,7 +143,10 @@ def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
     Raises:
         RecsysError: A raw file or a schema is missing.
     """
-    gen = _interactions(config, platform)
+    data = config.data
+    if platform.is_cached:
+        data = pin_sources(data, config.root_folder / LANDED_FOLDER)
+    gen = _interactions(data, config, platform)
     ids = ("user_id", "item_id")
     times = (TIME.name, *time_columns(config.data.interactions))
     validation = validate(
@@ -154,32 +159,31 @@ def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
         platform=platform,
     )
     sources = {"interactions": RawSource(gen, validation)}
-    for what, source in config.data.sides.items():
+    for what, source in data.sides.items():
         sources[what] = _entities(what, source, config, platform)
     return sources
 
 
-def _interactions(config: Config, platform: Platform) -> BaseNode:
-    data = config.data
+def _interactions(data: DataConfig, config: Config, platform: Platform) -> BaseNode:
     source = InteractionSource.of(data)
     segments = config.root_folder / "segments"
     return InteractionGen(
         config=canonical_json(source),
         files_digest=platform.digest(
-            lambda: _without(_interactions_digest(data.interactions, segments), data.forget)
+            lambda: _without(_rows_digest("interactions", data.interactions, segments), data.forget)
         ),
         segments=str(segments),
         code=step_code(source),
     )
 
 
-def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
-    """Returns a digest of the files' contents; for a query it is always new."""
-    if source.query is not None:
-        return f"asked at {dt.datetime.now(dt.UTC).isoformat()}"
-    if has_spans(source):
+def _rows_digest(what: str, source: SourceConfig, segments: Path) -> str:
+    """Returns a digest of the files' contents, or of a table's snapshot."""
+    if isinstance(source.format, Table):
+        return key_of(source.format.snapshot())
+    if isinstance(source, InteractionsConfig) and has_spans(source):
         return window_digest(source, segments)
-    return files_digest(match_files(source, "interactions"))
+    return files_digest(match_files(source, what))
 
 
 def _without(digest: str, forget: str | None) -> str:
@@ -192,7 +196,7 @@ def _entities(what: str, source: EntityConfig, config: Config, platform: Platfor
     gen = EntityGen(
         config=canonical_json(EntitySource.model_validate({what: source, "forget": forget})),
         files_digest=platform.digest(
-            lambda: _without(files_digest(match_files(source, what)), forget)
+            lambda: _without(_rows_digest(what, source, config.root_folder / "segments"), forget)
         ),
         code=step_code(source),
     ).with_id(STEPS[what])

@@ -17,6 +17,10 @@ Repeats = Literal["exclude", "include"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 
 
+NOT_SHOWN = "not_shown"
+"""Type of pydantic's errors for values that messages must not show."""
+
+
 class Strict(pydantic.BaseModel):
     """Base of all configs: frozen, strict, without unknown keys, NaN or infinite numbers."""
 

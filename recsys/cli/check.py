@@ -211,8 +211,12 @@ def check_config(path: Path | None) -> Iterator[Check]:
         yield Check(name, "ok", config.name)
         name = "data"
         sources = {"interactions": config.data.interactions, **config.data.sides}
+        tables = {what: of.format for what, of in sources.items() if not of.files}
+        for table in tables.values():
+            table.reach([])
         files = {what: match_files(of, what) for what, of in sources.items() if of.files}
         counts = [f"{what}: {counted(len(of), 'file', 'files')}" for what, of in files.items()]
+        counts += [f"{what}: {table.title}" for what, table in tables.items()]
         yield Check(name, "ok", ", ".join(counts))
         name = "root"
         yield check_root(config.root_folder)

@@ -23,7 +23,7 @@ from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError, shortened
 from recsys.registry import Choice, choice_of
 from recsys.registry.choice import StageT, stage_of
-from recsys.strict import Strict
+from recsys.strict import NOT_SHOWN, Strict
 from recsys.system.files import open_regular
 
 DEFAULT_NAME = "recsys.yaml"
@@ -40,6 +40,9 @@ _PATH_KEYS = (
     ("data", "interactions", "valid_files"),
     ("data", "items", "files"),
     ("data", "users", "files"),
+    ("data", "interactions", "format", "folder"),
+    ("data", "items", "format", "folder"),
+    ("data", "users", "format", "folder"),
     ("data", "gate", "schema_dir"),
     ("data", "forget"),
     ("metadata", "mysql", "ssl", "ca"),
@@ -308,7 +311,7 @@ def _validated(
         "R107",
         f"Config {str(path)!r}: {subject}{_expected(first)}{more}.",
         f"Correct {where or 'it'} in the file or with --set.",
-        ... if not where else _shown_input(first),
+        ... if not where or first["type"] == NOT_SHOWN else _shown_input(first),
     )
 
 

@@ -11,6 +11,8 @@ CONFIG: Mapping[str, str] = {
     "bless.over_popularity": "Write bless: {over: {popularity: 1.0}}.",
     "data.interactions.context": "Write data.interactions.features: [{name: ..., column: ...,"
     " kind: category}], see docs/features.md.",
+    "data.interactions.query": "Write data.interactions.format: {type: sql, driver: bigquery,"
+    " query: ...}, see docs/sources.md.",
     "evaluate.mask_seen": "Write repeats: exclude, or repeats: include.",
     "launcher=kubernetes": "Apply a manifest of deploy/kubernetes, or write launcher: {kind: ray}.",
     "model.pooling.event_kind": "Write data.interactions.features: [{name: kind, column: ...,"

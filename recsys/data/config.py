@@ -185,10 +185,10 @@ class DataConfig(Strict):
                 "interactions.columns.part and interactions.eval_files need split: given; remove"
                 f" them to split by {split}"
             )
-        if split != "time" and spans:
+        if split != "time" and (spans or getattr(source.format, "has_spans", False)):
             raise ValueError(
-                f"split: {split} can't be used with spans {spans[:1]}, which are split by time:"
-                " set data.split to time, or name the files without {SPAN} or a date"
+                f"split: {split} can't be used with spans {spans[:1] or 'of a topic'}, split"
+                " by time: set data.split to time, or name the files without {SPAN} or a date"
             )
         for name in ("users", "items"):
             if getattr(self.vocabulary, name).evict_after_days and source.ordered_by != "time":

@@ -67,11 +67,6 @@ TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds"
 class InteractionsConfig(EventSource):
     """The interactions of users with items."""
 
-    files: Files = ()
-    """Files: a path, a glob, or a list of them; also `s3://`, `gs://` and `az://`."""
-    query: str | None = None
-    """BigQuery query (standard SQL) that returns the interactions, in place of `files`. It is
-    executed in each run."""
     columns: InteractionColumns
     """Column names of the interactions."""
     features: tuple[Annotated[Any, _EVENT_FEATURE], ...] = ()
@@ -134,8 +129,6 @@ class InteractionsConfig(EventSource):
         read = [name for name in columns.model_dump().values() if name is not None]
         parts = [*self.train_parts, *self.valid_parts, *self.eval_parts]
         twice = sorted({part for part in parts if parts.count(part) > 1})
-        if bool(self.files) == (self.query is not None):
-            raise ValueError("exactly one of files and query must be given")
         if events and not any(map(events.holds, read)):
             raise ValueError(
                 f"columns must refer to the column of explode, {events.column!r}: by"
@@ -158,11 +151,11 @@ class InteractionsConfig(EventSource):
                 "order replaces timestamps, so order and columns.timestamp exclude each other:"
                 " remove one of them"
             )
-        if self.order == "file" and self.query is not None:
-            raise ValueError("order: file needs files: the rows of a query have no order")
-        if self.eval_files and self.query is not None:
+        if self.order == "file" and not self.files:
+            raise ValueError("order: file needs files: the rows of a table have no order")
+        if self.eval_files and not self.files:
             raise ValueError(
-                "eval_files needs files: mark the held-out rows of a query by columns.part"
+                "eval_files needs files: mark the held-out rows of a table by columns.part"
             )
         if self.eval_files and has_part:
             raise ValueError(

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import core_schema
 
 from recsys import registry
+from recsys.data.sources.tables import Table
 from recsys.strict import Name, Strict
 
 Files = str | tuple[str, ...]
@@ -65,14 +66,16 @@ class FormatChoice(registry.Choice):
 
 
 class SourceConfig(Strict):
-    """Files and their format."""
+    """Files and their format, or a table of another system."""
 
-    files: Files
-    """Files: a path, a glob, or a list of them; also `s3://`, `gs://` and `az://`."""
+    files: Files = ()
+    """Files: a path, a glob, or a list of them; also `s3://`, `gs://` and `az://`. None for a
+    table."""
     format: Annotated[Any, FormatChoice()] = "auto"
     """Format of the files. `auto` detects it from the name and the first bytes; `jsonl` has one
     JSON object per line, `tfrecord` serialized tf.Examples. A registered source is given by its
-    name, or with options as `{type: NAME, …}`."""
+    name, or with options as `{type: NAME, …}`; so are the tables of `delta`, `iceberg`, `sql` and
+    `kafka`, which have no `files`."""
     csv: CsvFormat = CsvFormat()
     """Dialect of CSV files."""
 
@@ -80,6 +83,15 @@ class SourceConfig(Strict):
     def _says_once_how_csv_is_written(self) -> Self:
         if isinstance(self.format, CsvFormat) and self.csv != CsvFormat():
             raise ValueError("CSV options must be given in either format or csv, not in both")
+        return self
+
+    @model_validator(mode="after")
+    def _has_files_or_a_table(self) -> Self:
+        if bool(self.files) == isinstance(self.format, Table):
+            raise ValueError(
+                "exactly one of files and a format that is a table (delta, iceberg, sql or kafka)"
+                " must be given"
+            )
         return self
 
     @property

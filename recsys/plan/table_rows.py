@@ -204,14 +204,8 @@ def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
 
     Raises:
         RecsysError: A file is missing, empty, unreadable, of another format or without a column;
-            all spans are empty or broken; or the config has a query in place of files.
+            all spans are empty or broken; or a table's rows are in files only during a run.
     """
-    if data.interactions.query is not None:
-        raise RecsysError(
-            "R257",
-            "Rows are counted in files; data.interactions.query names none.",
-            "Run once, so that they are counted.",
-        )
     users, items = _DistinctCount(), _DistinctCount()
     ids = {data.interactions.columns.user: users, data.interactions.columns.item: items}
     tokens: dict[str, int] = {}

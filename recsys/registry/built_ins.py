@@ -112,6 +112,10 @@ BUILT_INS = {
         "jsonl": "recsys.data.sources.jsonl_source:JsonLinesSource",
         "parquet": "recsys.data.sources.parquet_source:ParquetSource",
         "tfrecord": "recsys.data.sources.tfrecord_source:TFRecordSource",
+        "delta": "recsys.data.sources.lake_source:DeltaSource",
+        "iceberg": "recsys.data.sources.lake_source:IcebergSource",
+        "sql": "recsys.data.sources.sql_source:SqlTable",
+        "kafka": "recsys.data.sources.kafka_source:KafkaTable",
     },
     "row_optimizer": {
         "sgd": "recsys.embedding.optimizers:SGD SgdConfig",

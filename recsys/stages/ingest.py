@@ -34,6 +34,7 @@ from recsys.data.ingest.entity_rows import (
 from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.ingestion import Ingestion, InteractionSource
 from recsys.data.ingest.read_rows import read_sources
+from recsys.data.ingest.spans import LANDED_FOLDER, pin_sources
 from recsys.data.ingest.statistics import write_statistics
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.ingest.tasks import with_local_runner
@@ -97,6 +98,8 @@ def ingest(
     previous = previous.folder if isinstance(previous, Data) else previous
     with scratch_folder(final.parent, f".{final.name}-") as scratch:
         made = scratch / final.name
+        landed = made if cache is None else Path(cache)
+        data = pin_sources(data, landed.with_name(LANDED_FOLDER))
         ingestion = _FolderIngestion(data, made, beam_args)
         with _shown(progress):
             ingestion.run(*(None if path is None else Path(path) for path in (previous, cache)))

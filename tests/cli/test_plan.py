@@ -216,7 +216,8 @@ def test_without_files_the_error_says_that_rows_can_be_given(config, tmp_path):
 
 
 def test_what_a_query_returns_is_not_counted(config):
-    asked = ["data.interactions.files=[]", "data.interactions.query=SELECT 1"]
+    query = "{type: sql, driver: sqlite, query: SELECT 1}"
+    asked = ["data.interactions.files=[]", f"data.interactions.format={query}"]
     with pytest.raises(RecsysError, match=r"\[R257\] .* --rows users=N"):
         find_rows(load_config(config, asked), {})
 

@@ -30,6 +30,7 @@ from recsys.data.ingest.read_rows import ReadPlan, count_buckets, cut_files, rea
 from recsys.data.sources.pieces import remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import match_files
+from recsys.data.sources.tables import snapshot_of
 from recsys.data.vocabulary import GROUP_ROWS, open_vocabulary
 from recsys.errors import RecsysError
 from recsys.system.events import emit
@@ -124,6 +125,7 @@ def summarize_entities(
     for remark in remarks:
         emit("note", step=STEPS[what], text=remark)
     remarked = {"remarks": remarks} if remarks else {}
+    remarked |= snapshot_of(config, files[-1])
     summary = write_summary([read["tally"], *read["buckets"], remarked], letters, files)
     refuse_empty(summary, what)
     return summary

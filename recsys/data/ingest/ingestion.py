@@ -47,6 +47,7 @@ from recsys.data.interactions import (
 from recsys.data.sources.pieces import read_piece, remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
+from recsys.data.sources.tables import snapshot_of
 from recsys.data.sources.time_formats import find_formats
 from recsys.data.sources.values import to_ids
 from recsys.data.split import (
@@ -95,12 +96,6 @@ class InteractionSource(Strict):
         )
         limit = {"max_rejected_share": data.gate.max_rejected_share}
         return source.model_copy(update=limit) if has_spans(data.interactions) else source
-
-    def with_files(self, files: Sequence[str]) -> InteractionSource:
-        """Returns a copy that reads Parquet files instead of the query."""
-        changed = {"files": tuple(files), "format": "parquet", "query": None}
-        interactions = self.interactions.model_copy(update=changed)
-        return self.model_copy(update={"interactions": interactions})
 
     @property
     def rule(self) -> SplitRule:
@@ -163,13 +158,7 @@ class Ingestion:
         self.work.mkdir(parents=True)
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, self.work, ignore_errors=True)
-            if source.interactions.query is not None:
-                from recsys.data.ingest.bigquery import stage_query
-
-                # Next to the dead letters, which refer to rows of these files.
-                files = stage_query(source.interactions.query, letters / "query", beam_pipeline)
-                self._source = source.with_files(files)
-            self._config = self._source.interactions
+            self._config = source.interactions
             self._is_window = has_spans(self._config)
             self._cache = ContentCache(self.work / "cache", is_temporary=True)
             if cache is not None and self._is_window:
@@ -177,7 +166,7 @@ class Ingestion:
             undo.callback(self._cache.remove_unfinished)
             self._cache.remove_unfinished()
             self._forgotten = None if source.forget is None else Forgotten.load(source.forget)
-            free = {"files": (), "query": "", "spans": None, "bad_spans": "stop"}
+            free = {"files": (), "spans": None, "bad_spans": "stop"}
             settings = [code, canonical_json(self._config.model_copy(update=free))]
             forgotten = [] if self._forgotten is None else [self._forgotten.digest()]
             self._settings = [*settings, *([] if with_examples else ["bare"]), *forgotten]
@@ -260,6 +249,7 @@ class Ingestion:
             self._remarks.append(remark)
             facts["gate_remarks"] = [remark]
         facts |= {"remarks": self._remarks} if self._remarks else {}
+        facts |= snapshot_of(self._config, self._spans[-1].paths[-1])
         facts["duplicates"] = sum(dropped.values()) + sum(s.count("duplicates") for s in good)
         return self._summarize(good, dropped, facts, cached)
 

@@ -22,6 +22,7 @@ from recsys import registry
 from recsys.data.config import CsvFormat, EventSource, SourceConfig
 from recsys.data.sources.csv_source import CsvSource
 from recsys.data.sources.jsonl_source import JsonLinesSource
+from recsys.data.sources.lake_source import LakeTable
 from recsys.data.sources.nested import explode
 from recsys.data.sources.parquet_source import ParquetSource
 from recsys.data.sources.source import Piece, RawBatch, Source
@@ -43,6 +44,7 @@ from recsys.data.sources.streams import (
     open_bytes,
     wide_encoding,
 )
+from recsys.data.sources.tables import pinned
 from recsys.data.sources.text_source import TextSource
 from recsys.data.sources.tfrecord_source import TFRecordSource
 from recsys.errors import RecsysError, UsageError
@@ -81,6 +83,8 @@ def plan_pieces(
         UsageError: The config describes no format or no span.
     """
     _check_dialect(source.csv_format, what)
+    if isinstance(source.format, LakeTable):  # All pieces are of one version.
+        source = pinned(source, what, columns, Path())
     columns_of_ids = (*_id_columns(source), *ids)
 
     @functools.cache
@@ -155,14 +159,18 @@ def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] =
     events = config.explode if isinstance(config, EventSource) else None
     if events is not None:
         columns = [events.raw_column(name) for name in columns]
-    start = open_bytes(file.path, 0, file.size).read(START_BYTES)
-    compression = compression_of(file.path, start)
-    if compression is not None:
-        start = open_bytes(file.path, 0, file.size, compression).read(START_BYTES)
-    if holds_nothing(start):
-        raise _empty(f"{file.path!r} must hold rows.", "an empty file")
+    source, compression, ends = config.format, None, ""
+    if not isinstance(source, LakeTable):  # Its client opens data files.
+        start = open_bytes(file.path, 0, file.size).read(START_BYTES)
+        compression = compression_of(file.path, start)
+        if compression is not None:
+            start = open_bytes(file.path, 0, file.size, compression).read(START_BYTES)
+        if holds_nothing(start):
+            raise _empty(f"{file.path!r} must hold rows.", "an empty file")
+        source = _find_source(file.path, start, config)
+        ends = ends_digest(file.path, file.size)
     return Piece(
-        source=_find_source(file.path, start, config),
+        source=source,
         file=file.path,
         file_index=0,
         compression=compression,
@@ -173,7 +181,7 @@ def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] =
         first=1,
         n_bytes=file.size * (1 if compression is None else _GROWTH),
         explode=events,
-        ends=ends_digest(file.path, file.size),
+        ends=ends,
     )
 
 
@@ -285,7 +293,8 @@ def _named(name: str) -> type[Source]:
 
 def _classes() -> list[type[Source]]:
     """Returns the registered sources: built-in ones, then plugins'."""
-    return list(dict.fromkeys([*_BUILT_IN, *map(_named, registry.names("source"))]))
+    named = [*_BUILT_IN, *map(_named, registry.names("source"))]
+    return list(dict.fromkeys(cls for cls in named if issubclass(cls, Source)))
 
 
 def _narrowed(path: str, start: bytes, encoding: str) -> bytes:

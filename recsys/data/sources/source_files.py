@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from recsys.data.config import Files, InteractionsConfig, SourceConfig
+from recsys.data.sources.tables import Table
 from recsys.data.split import Part
 from recsys.errors import RecsysError, UsageError
 from recsys.storage.bucket import ConflictError, Entry, is_url, located
@@ -59,6 +60,8 @@ def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
         RecsysError: A pattern matches no file, or a file can't be read.
         UsageError: A pattern's spans are wrong.
     """
+    if isinstance(source.format, Table):
+        return source.format.files()
     parts = parts_of_files(source, what)
     paths = [path for path, _ in match_paths(source, what) if path not in parts]
     return [SourceFile(path, file_size(path)) for path in (*paths, *parts)]
@@ -93,6 +96,8 @@ def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, i
         RecsysError: A pattern matches no file.
         UsageError: A pattern's spans are wrong.
     """
+    if isinstance(source.format, Table):
+        return [(file.path, None) for file in source.format.files()]
     n_spans = getattr(source, "spans", None) if what == "interactions" else 1
     matched: list[tuple[str, tuple[int, int] | None]] = []
     spanned: list[tuple[str, tuple[int, int]]] = []
