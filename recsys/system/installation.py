@@ -19,7 +19,7 @@ INSTALL_TFX = "python -m recsys.system.installation | pip install --no-deps -r /
 """Installs the TFX packages beside a wheel that was installed with its extra `all`."""
 
 # The others need the overrides of pyproject.toml, which pip doesn't read.
-_BY_PIP = ("serve", "tune", "ray")
+_BY_PIP = ("serve", "tune", "ray", "delta", "iceberg", "sql", "kafka")
 _OF_EVERY_PYTHON = {
     "tfx": "1.21.0",
     "ml-pipelines-sdk": "1.21.0",

@@ -6,7 +6,6 @@ ingestion.py      interactions: what is read, the cut, counts, dead letters
 spans.py          the files of a rolling window; window.py: which are read, and their report
 segments.py       rows → events of each user, by day
 examples.py       the examples for TFX's statistics
-bigquery.py       a query → files
 entity_rows.py    items and users, catalogue and features
 growth.py         ids of events → vocabularies, by bucket: buckets.py
 store_writer.py   → the interaction store

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from recsys.data import entities, interactions
 from recsys.data.config import DataConfig, InteractionsConfig, SourceConfig
@@ -229,7 +229,7 @@ def source_columns(source: SourceConfig) -> list[str]:
     """Returns the columns that a run reads of interactions, items or users."""
     if isinstance(source, InteractionsConfig):
         return interactions.interaction_columns(source)
-    return entities.raw_columns(source)
+    return entities.raw_columns(cast(entities.EntityConfig, source))
 
 
 # --- digests

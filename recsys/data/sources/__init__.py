@@ -8,7 +8,8 @@ streams          bytes and text in any compression and encoding, within limits
 source           the interface of a source: `Source`, `Piece`, `RawBatch`
 pieces           the source of each file, its pieces, and their rows
 text_source      formats of lines of text, and the rows in them
-*_source         CSV, JSON Lines, Parquet, TFRecord
+*_source         CSV, JSON Lines, Parquet, TFRecord; Delta, Iceberg, SQL, Kafka
+tables           the interface of sources that aren't files: `Table`
 nested           nested columns, and rows that hold lists of events
 values           raw columns of any type → ids, times, numbers, texts, lists
 """

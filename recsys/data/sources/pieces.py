@@ -293,7 +293,7 @@ def _named(name: str) -> type[Source]:
 
 def _classes() -> list[type[Source]]:
     """Returns the registered sources: built-in ones, then plugins'."""
-    named = [*_BUILT_IN, *map(_named, registry.names("source"))]
+    named: list[type] = [*_BUILT_IN, *map(_named, registry.names("source"))]
     return list(dict.fromkeys(cls for cls in named if issubclass(cls, Source)))
 
 
