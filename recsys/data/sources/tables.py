@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from recsys.data.source_config import SourceConfig
     from recsys.data.sources.source_files import SourceFile
 
+_MOST_SAID = 300
 LANDED = "landed.json"
 """Manifest beside the copied rows of a table."""
 
@@ -155,8 +156,8 @@ def answering(system: str, cure: str, secrets: Iterable[str] = ()) -> Iterator[N
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         for secret in filter(None, secrets):
             said = said.replace(secret, "***")
-        received = f"{type(error).__name__}: {said}"
-        raise RecsysError("R249", f"{system} must answer.", cure, received) from None
+        rule = f"{system} must answer; its client says: {said[:_MOST_SAID].rstrip('.')}."
+        raise RecsysError("R249", rule, cure, type(error).__name__) from None
 
 
 # --- secrets
