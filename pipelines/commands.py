@@ -13,12 +13,13 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
 
 from components.metadata import DESTINATION, INPUTS, OUTPUTS, artifact_ids, maker, parameters_of
 from pipelines.clean import clean
-from pipelines.metadata_store import open_sqlite, open_store
+from pipelines.metadata_store import DATABASE_NAME, open_sqlite, open_store
 from pipelines.run_record import History
 from recsys.bundles.bundle import MANIFEST
 from recsys.config import Config
 from recsys.config.load import load_config
 from recsys.errors import RecsysError
+from recsys.storage.working_folder import fetched, written
 from recsys.system.process import stage_main
 
 # --- freeze-schema
@@ -188,17 +189,22 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--root", type=Path, help="lineage: folder of the run, if no --config")
     options = parser.parse_args(arguments)
     config = None if options.config is None else load_config(options.config)
+    root = options.root if config is None else config.root_folder
     if options.command == "lineage":
-        store = open_sqlite(options.root) if config is None else open_store(config)
+        fetched(root, DATABASE_NAME)
+        store = open_sqlite(root) if config is None else open_store(config)
         return {"found": None if store is None else trace(store, options.bundle)}
     if config is None:
         parser.error("--config is required")
     if options.command == "clean":
-        return clean(config, apply=options.apply)
+        with written(root):
+            return clean(config, apply=options.apply)
     if options.command == "forget":
         from pipelines.forget import forget
 
-        return forget(config, json.loads(options.users.read_text("utf-8")))
+        with written(root):
+            return forget(config, json.loads(options.users.read_text("utf-8")))
+    fetched(root, DATABASE_NAME, "artifacts/SchemaGen", "artifacts/ImportSchemaGen")
     files = freeze_schemas(config, options.out, force=options.force)
     return {"files": [str(file) for file in files]}
 

@@ -62,7 +62,7 @@ def forget(config: Config, ids: Sequence[str]) -> dict[str, Any]:
     path, names = Path(config.data.forget), Names(ids)
     known = Forgotten.load(path) if path.exists() else Forgotten.new()
     known.with_users(names.ids).save(path)
-    root = Path(config.root)
+    root = config.root_folder
     if not root.is_dir():
         return {"users": len(names.ids), "found": False, "version": None, "failed": []}
     with run_lock(root):

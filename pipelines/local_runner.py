@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):
     # Run as a file: don't import from the folder of this file.
@@ -29,6 +30,7 @@ from recsys.data.ingest.engines import check_engine
 from recsys.data.ingest.spans import check_sources
 from recsys.distributed.launchers import launching_by
 from recsys.errors import BusyError, RecsysError
+from recsys.storage.working_folder import written
 from recsys.system import events
 from recsys.system.files import scratch_folder, storage_error, temporary_files_in
 from recsys.system.process import StoppedError
@@ -71,6 +73,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _run(path: Path, overrides: list[str]) -> None:
+    try:
+        with ExitStack() as home:
+            summary = _run_pipeline(path, overrides, home)
+    except RecsysError as error:
+        events.emit("error", error=error.to_json(), step=None)
+        raise
+    if summary is not None:
+        events.emit("finished", summary=summary)
+
+
+def _run_pipeline(path: Path, overrides: list[str], home: ExitStack) -> dict[str, Any] | None:
+    """Runs the pipeline and returns its summary; `home` commits the root at its end."""
     config = runner = None
     try:
         config = load_config(path, overrides)
@@ -83,8 +97,9 @@ def _run(path: Path, overrides: list[str]) -> None:
         from pipelines.runner import Runner
 
         root = config.root_folder
+        commit = home.enter_context(written(root))
         serving, database = root / "serving" / config.name, with_password(config)
-        runner = Runner(root, serving, database, partial(report_killed, config))
+        runner = Runner(root, serving, database, partial(report_killed, config), commit)
         with launching_by(config.launcher, root):
             summary = runner.run(create_pipeline(config))
     except (RecsysError, StoppedError) as error:
@@ -96,9 +111,9 @@ def _run(path: Path, overrides: list[str]) -> None:
             state = "failed" if reason is error else "stopped"
             after_run(config, runner and runner.run_id, reason, step, state)
         raise
-    if summary is not None:  # `tfx pipeline create` only reads the pipeline.
-        of_run = after_run(config, runner.run_id)
-        events.emit("finished", summary={**summary, "night": of_run})
+    if summary is None:  # `tfx pipeline create` only reads the pipeline.
+        return None
+    return {**summary, "night": after_run(config, runner.run_id)}
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ class Runner(local_dag_runner.LocalDagRunner):
         serving: Folder of the served versions.
         database: Connection to ML Metadata, including a password; None: the pipeline's.
         report_killed: Called with the ids of killed runs.
+        commit: Called after each step that ran; writes the root to its bucket, if it has one.
     """
 
     def __init__(
@@ -93,10 +94,11 @@ class Runner(local_dag_runner.LocalDagRunner):
         serving: Path,
         database: metadata_store_pb2.ConnectionConfig | None = None,
         report_killed: Callable[[Sequence[str]], None] = lambda run_ids: None,
+        commit: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self._root, self._serving = root, serving
-        self._database, self._report_killed = database, report_killed
+        self._database, self._report_killed, self._commit = database, report_killed, commit
         self.step: str | None = None
         """The current or last step."""
         self.run_id: str | None = None
@@ -208,6 +210,8 @@ class Runner(local_dag_runner.LocalDagRunner):
             _report_end(run, step, "failed", str(error), time.monotonic() - started)
             raise
         _report_end(run, step, state, reason, time.monotonic() - started)
+        if state == "ran":
+            self._commit()
         return id_
 
     def _launch(self, node: pipeline_pb2.PipelineNode, run: Run) -> int:

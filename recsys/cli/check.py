@@ -199,6 +199,7 @@ def check_config(path: Path | None) -> Iterator[Check]:
     """Checks the config, its data files, and the output folder of a run."""
     from recsys.config.load import default_config_path, load_config
     from recsys.data.sources.source_files import match_files
+    from recsys.storage.working_folder import check_home
 
     try:
         path = path or default_config_path()
@@ -220,6 +221,7 @@ def check_config(path: Path | None) -> Iterator[Check]:
         yield Check(name, "ok", ", ".join(counts))
         name = "root"
         yield check_root(config.root_folder)
+        check_home(config.root_folder)
         if config.beam.runner != "local":
             from recsys.data.ingest.engines import check_engine
 

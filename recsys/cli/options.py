@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 from typer import Argument, Option
 from typer.models import ParameterInfo
 
-from recsys.system.files import local_folder
+from recsys.storage.working_folder import local_folder
 
 _CONFIG_HELP = "Config file. Default: ./recsys.yaml, else ./configs/movielens_small.yaml."
 ConfigArgument = Annotated[Path | None, Argument(metavar="CONFIG", help=_CONFIG_HELP)]

@@ -30,10 +30,12 @@ def runs(
         n: Number of runs to list.
     """
     from recsys.config.load import load_config
+    from recsys.report.runs import RUNS
     from recsys.runs.summary import read_summaries
+    from recsys.storage.working_folder import fetched
     from recsys.tuning import read_records, shown_state
 
-    folder = root or load_config(config).root_folder
+    folder = fetched(root or load_config(config).root_folder, f"{RUNS}/")
     records, damaged = read_summaries(folder, n)
     studies = read_records(folder)
     is_named = len({record["name"] for record in records}) > 1
@@ -127,9 +129,14 @@ def _metadata(
     bundle: Path, config: Path | None, root: Path | None
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Returns the record in ML Metadata, or the reason why there is none."""
-    where = root or next(
-        (folder for folder in bundle.resolve().parents if (folder / _DATABASE).is_file()), None
+    from recsys.storage.working_folder import home_of
+
+    is_root = (
+        folder
+        for folder in bundle.resolve().parents
+        if (folder / _DATABASE).is_file() or home_of(folder)
     )
+    where = root or next(is_root, None)
     if config is None and where is None:
         return None, "the bundle is outside the folder of its run; name that with --root DIR"
     if importlib.util.find_spec("tfx") is None:

@@ -28,6 +28,7 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
     2: the config or the command is invalid; 75: another run uses the same root.
     """
     from recsys.config.load import default_config_path, load_config
+    from recsys.storage.working_folder import check_home
     from recsys.system.run_lock import refuse_if_held
 
     started = time.monotonic()
@@ -36,6 +37,7 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
     root = loaded.root_folder
     require_pipeline()
     refuse_if_held(root)
+    check_home(root)
     log = new_log(root)
     words = [RUNNER, str(path)]
     words += [word for override in overrides for word in ("--set", override)]

@@ -26,22 +26,26 @@ if TYPE_CHECKING:
     from recsys.serving.served_log import ServedLog
 
 
-def serving_folder(config_path: Path | None, root: Path | None) -> Path:
+def serving_folder(config_path: Path | None, root: Path | None, n_versions: int = 1) -> Path:
     """Returns the folder of the pushed versions.
 
     Args:
         config_path: Config of the run. If only `root` is given, the folder must have exactly one
             model.
         root: Folder of the run; None: `root` in the config.
+        n_versions: Number of newest versions to fetch if the root is in a bucket.
 
     Raises:
         UsageError: `root` has no model, or several (R904).
     """
     from recsys.config.load import load_config
+    from recsys.storage.working_folder import fetch_served
 
     if root is None or config_path is not None:
         config = load_config(config_path)
-        return (root or config.root_folder) / "serving" / config.name
+        fetch_served(folder := root or config.root_folder, n_versions)
+        return folder / "serving" / config.name
+    fetch_served(root, n_versions)
     names = [path for path in sorted(root.glob("serving/*")) if not path.name.startswith(".")]
     if len(names) != 1:
         rule = f"The folder {str(root)!r} must have exactly one model under serving/."
@@ -77,7 +81,7 @@ def serve(
         versions: Number of newest versions to load.
         hosts: Host name to accept; repeatable.
     """
-    folder = _folder(config, root, model_dir, name)
+    folder = _folder(config, root, model_dir, name, versions)
     try:
         from recsys.serving.service import Service
         from recsys.serving.service import serve as serve_until_stopped
@@ -93,12 +97,15 @@ def serve(
             sys.stderr.write(f"gRPC: {grpc_address}\n")
         sys.stderr.write(f"Serving {served} from {visible(str(folder))}; stop with Ctrl+C.\n")
 
+    from recsys.storage.working_folder import following
+
     served = name or folder.name
     log = None if model_dir is not None else _served_log(config, root, served)
     service = Service(
         served, folder, host, port, grpc_port, versions, hosts=tuple(hosts or ()), log=log
     )
-    serve_until_stopped(service, ready)
+    with following(folder.parent.parent, versions):
+        serve_until_stopped(service, ready)
 
 
 def _served_log(
@@ -108,12 +115,17 @@ def _served_log(
     from recsys.config.load import load_config
     from recsys.data.served_log import FOLDER
     from recsys.serving.served_log import ServedLog
+    from recsys.storage.working_folder import home_of
 
     if root is not None and config is None:
         return None
     loaded = load_config(config)
     if loaded.serving.log is None:
         return None
+    if (url := home_of(root or loaded.root_folder)) is not None:
+        rule = "serving.log needs a root that is a folder, not a bucket."
+        cure = "Mount a folder for it: --root DIR; or remove serving.log."
+        raise UsageError("R625", rule, cure, url)
     folder = (root or loaded.root_folder) / FOLDER / name
     forget = None if loaded.data.forget is None else Path(loaded.data.forget)
     log, interactions = loaded.serving.log, loaded.data.interactions
@@ -121,7 +133,11 @@ def _served_log(
 
 
 def _folder(
-    config: Path | None, root: Path | None, model_dir: Path | None, name: str | None
+    config: Path | None,
+    root: Path | None,
+    model_dir: Path | None,
+    name: str | None,
+    n_versions: int,
 ) -> Path:
     """Returns the folder of the versions.
 
@@ -130,14 +146,15 @@ def _folder(
     """
     from recsys.bundles.bundle import MANIFEST
     from recsys.config.load import load_config
+    from recsys.storage.working_folder import fetch_served
 
     if model_dir is None:
         if name is not None:
-            base = root or load_config(config).root_folder
+            base = fetch_served(root or load_config(config).root_folder, n_versions)
             if Path(name).name != name:
                 raise UsageError("R565", "--name must not contain '/'.", "Remove it.", name)
             return base / "serving" / name
-        return serving_folder(config, root)
+        return serving_folder(config, root, n_versions)
     if config is not None or root is not None:
         rule = "--model-dir can't be combined with --config or --root."
         cure = "Give only one of them."
@@ -164,12 +181,15 @@ def rollback(
     """
     from recsys.bundles.publishing import listed
     from recsys.bundles.publishing import rollback as roll_back
+    from recsys.storage.working_folder import fetched, written
 
     serving = serving_folder(config, root)
     if list_only:
+        fetched(serving.parent.parent, "serving/")
         emit({"serving": str(serving), "versions": listed(serving)}, as_json=as_json)
         return
-    done = roll_back(serving, to)
+    with written(serving.parent.parent, "serving/"):
+        done = roll_back(serving, to)
     result = {"served": int(done.served.name), "bundle": str(done.served)}
     withdrawn: dict[str, Any] = {"withdrawn, and not published again": done.withdrawn}
     if done.withdrawn:

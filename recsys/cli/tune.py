@@ -57,6 +57,7 @@ def tune(
         seed: Random seed of the sampler.
     """
     from recsys.config.load import load_config
+    from recsys.storage.working_folder import home_of
     from recsys.system.run_lock import run_lock
     from recsys.tuning import FOLDER
 
@@ -71,7 +72,11 @@ def tune(
         rule = "`recsys tune` requires Optuna, from the extra `tune`."
         raise UsageError("R922", rule, install_extra("tune"), error.name) from None
     written = read_space(space, vary or [])
-    folder = load_config(config, sets or []).root_folder / FOLDER / study
+    root = load_config(config, sets or []).root_folder
+    if (url := home_of(root)) is not None:
+        rule = "`recsys tune` needs a root that is a folder."
+        raise UsageError("R625", rule, "Name one: --set root=DIR.", url)
+    folder = root / FOLDER / study
     options = TuneOptions(minutes=minutes, trials=trials, pruner=pruner, seed=seed)
     console = Console(stderr=True)
     with run_lock(folder), log_of_failure("recsys-tune") as log:

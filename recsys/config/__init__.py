@@ -51,11 +51,11 @@ from recsys.pair.config import PairStage as PairStage
 from recsys.pair.config import RankerConfig as RankerConfig
 from recsys.registry import Choice
 from recsys.registry.choice import stage_of as stage_of
+from recsys.storage.working_folder import local_folder
 from recsys.strict import Repeats as Repeats
 from recsys.strict import Share as Share
 from recsys.strict import Strict as Strict
 from recsys.strict import canonical_json as canonical_json
-from recsys.system.files import local_folder
 from recsys.tasks.config import HardNegativesConfig as HardNegativesConfig
 from recsys.tasks.config import TrainConfig as TrainConfig
 from recsys.tasks.config import TrainStage as TrainStage
@@ -177,7 +177,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
     """The complete config of a run."""
 
     root: str
-    """Folder of all outputs of a run."""
+    """Folder of all outputs of a run; also `s3://`, `gs://` and `az://`: docs/object_stores.md."""
     data: DataConfig
     """The data, from raw files to the interaction store."""
     ranker: RankerConfig | None = None
@@ -201,7 +201,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
 
     @property
     def root_folder(self) -> Path:
-        """`root` as a folder of this machine; a UsageError if it is a URL (R112)."""
+        """`root` as a folder of this machine: the working folder, if it is a URL."""
         return local_folder(self.root)
 
     @model_validator(mode="after")

@@ -19,28 +19,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError
 
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """Errors that reading a JSON file and its expected fields may raise."""
-_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
-
-
-def local_folder(root: str | Path) -> Path:
-    """Returns the root of a run as a local folder.
-
-    Raises:
-        UsageError: It is a URL (R112).
-    """
-    if _URL.match(str(root)):
-        raise UsageError(
-            "R112",
-            "The root of a run must be a folder of this machine, not a URL.",
-            "Use a local or a mounted folder: --set root=DIR. Only the pipeline for Kubeflow takes"
-            " gs://BUCKET/FOLDER.",
-            str(root),
-        )
-    return Path(root)
 
 
 def open_regular(path: str | Path) -> BufferedReader:

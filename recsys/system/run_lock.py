@@ -29,7 +29,8 @@ from recsys.system.files import storage_error
 LOCK_NAME = "run.lock"
 SILENT_S = 120.0
 """Timeout of the heartbeat of a holder on another machine [s]."""
-_BEAT_S = 10.0
+BEAT_S = 10.0
+"""Time between two heartbeats [s]."""
 _SETTLE_S = 2.0
 """Time until two simultaneous writers agree on the holder, the later one [s]."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -114,13 +115,7 @@ class RunLock:
         except OSError:  # A file server may be unreachable for a while.
             return
         if holder != self._owner:
-            raise RecsysError(
-                "R604",
-                f"The lock of {str(self._path.parent)!r} must stay with the run that holds it.",
-                "The run did not renew the lock, as on a suspended machine, and another one"
-                " took over. Let that one finish; the served model did not change.",
-                "no owner" if holder is None else holder.described(),
-            )
+            raise taken_error(self._path.parent, holder)
 
     @contextmanager
     def kept(self) -> Iterator[Self]:
@@ -137,7 +132,7 @@ class RunLock:
                     os.truncate(self._path, 0)
 
     def _beat(self) -> None:
-        while not self._is_over.wait(_BEAT_S):
+        while not self._is_over.wait(BEAT_S):
             with suppress(OSError):
                 os.utime(self._path)
             try:
@@ -265,9 +260,25 @@ def _heartbeat_age(root: Path) -> float:
 
 
 def _busy(root: Path, owner: Owner | None) -> BusyError:
+    return busy_error(root, owner, 0.0 if owner is None else _heartbeat_age(root))
+
+
+def taken_error(root: Path | str, holder: Owner | None) -> RecsysError:
+    """Returns the error of a run whose lock was taken over (R604)."""
+    return RecsysError(
+        "R604",
+        f"The lock of {str(root)!r} must stay with the run that holds it.",
+        "The run did not renew the lock, as on a suspended machine, and another one"
+        " took over. Let that one finish; the served model did not change.",
+        "no owner" if holder is None else holder.described(),
+    )
+
+
+def busy_error(root: Path | str, owner: Owner | None, silent_s: float) -> BusyError:
+    """Returns the error of a root that another process uses (R601)."""
     who = "another process, just started"
     if owner is not None:
-        who = f"{owner.described()}, last sign of life {duration(_heartbeat_age(root))} ago"
+        who = f"{owner.described()}, last sign of life {duration(silent_s)} ago"
     rule = f"Only one run at a time may use {str(root)!r}; it is in use by {who}."
     cure = "Wait for it, end it, or choose another folder with --set root=DIR."
     return BusyError("R601", rule, cure)
