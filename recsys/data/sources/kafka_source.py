@@ -110,6 +110,9 @@ class KafkaTable(Table):
         temporary = nights / f".{number:08d}-{uuid.uuid4().hex}"
         temporary.mkdir()
         self._copy(consumer, ranges, temporary)
+        if done and not any(temporary.iterdir()):  # Only messages of open transactions.
+            temporary.rmdir()
+            return
         manifest = {"cluster": cluster, "topic": self.topic, "partitions": ranges}
         (temporary / LANDED).write_text(json.dumps(manifest, indent=1) + "\n")
         commit_folder(temporary, nights / f"{number:08d}")
