@@ -61,6 +61,7 @@ _AT_ONCE_BYTES = 8 << 20
 """Files up to this size are read once, since they may grow, as a log does."""
 _TRIES = 3
 _CHECK_S = 5.0
+_SPARED_VERSIONS = 2
 
 
 _LOG = logging.getLogger("recsys.storage")
@@ -144,7 +145,10 @@ def fetch_served(root: Path, n_versions: int = 1) -> Path:
         with _only_user(root, wait=False) as is_ours:
             if is_ours:
                 folder = _WorkingFolder(root, url)
-                folder.down(tuple(_newest(folder.kept, n_versions)), scope=("serving/",))
+                # A server may be loading an older version, or fall back to it.
+                spared = tuple(_newest(folder.kept, n_versions + _SPARED_VERSIONS))
+                wanted = tuple(_newest(folder.kept, n_versions))
+                folder.down(wanted, scope=("serving/",), spared=spared)
     return root
 
 
@@ -230,22 +234,30 @@ class _WorkingFolder:
 
     # --- from the bucket
 
-    def down(self, prefixes: tuple[str, ...], scope: tuple[str, ...] | None = None) -> None:
+    def down(
+        self,
+        prefixes: tuple[str, ...],
+        scope: tuple[str, ...] | None = None,
+        spared: tuple[str, ...] = (),
+    ) -> None:
         """Makes the folder equal to the manifest.
 
         Args:
             prefixes: Beginnings of the paths to fetch.
             scope: Beginnings of the paths to remove if they are not fetched; None: `prefixes`.
+            spared: Beginnings of the paths to keep if the manifest has them.
         """
         for _ in range(_TRIES):
             try:
-                self._down(prefixes, scope or prefixes)
+                self._down(prefixes, scope or prefixes, spared)
                 return _bound_cache(self.root)
             except FileNotFoundError:  # A newer commit has deleted objects.
                 self._read()
         raise self._damaged("an object is gone")
 
-    def _down(self, prefixes: tuple[str, ...], scope: tuple[str, ...]) -> None:
+    def _down(
+        self, prefixes: tuple[str, ...], scope: tuple[str, ...], spared: tuple[str, ...]
+    ) -> None:
         wanted = {path: kept for path, kept in self.kept.items() if path.startswith(prefixes)}
         there = {path: kept for path, kept in self._scan() if path.startswith(scope)}
         staged = self.root / _FETCHED
@@ -254,7 +266,8 @@ class _WorkingFolder:
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(lambda path: self._fetch(path, staged), missing))
         for path in there.keys() - wanted.keys():
-            if not path.startswith(_LOGS):
+            is_spared = path in self.kept and path.startswith(spared)
+            if not is_spared and not path.startswith(_LOGS):
                 (self.root / path).unlink(missing_ok=True)
         if staged.exists():
             _move(staged, self.root)

@@ -171,6 +171,10 @@ def test_readers_get_the_newest_version_only_and_follow_pushes_and_rollbacks(
         while not (reader / "serving/m/3").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
     assert contents(fetch_served(reader)) == {"serving/m/3/saved_model.pb": b"3"}
+    with written(root):
+        write(root, "serving/m/4/saved_model.pb", b"4")
+    served = contents(fetch_served(reader))
+    assert set(served) == {f"serving/m/{n}/saved_model.pb" for n in (3, 4)}  # To fall back to.
     assert "serving/m/2/saved_model.pb" not in keys(s3)
     restored = fetched(machine("b"), "serving/")
     assert contents(restored)["serving/m/.withdrawn-2/saved_model.pb"] == b"2"
