@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from golden_runs import recsys
@@ -48,7 +49,9 @@ def test_a_killed_run_goes_on_on_another_machine_with_the_metrics_of_a_local_one
     assert f"process {holder['pid']} on {holder['host']}" in busy.stderr
     run.kill()
     run.wait()
-    shutil.rmtree(cache)  # Another machine.
+    while Path(f"/proc/{holder['pid']}").exists():
+        time.sleep(0.1)
+    shutil.rmtree(cache, ignore_errors=True)  # Another machine.
 
     done = recsys(*words, cwd=tmp_path)
     result = json.loads(done.stdout)
