@@ -50,7 +50,6 @@ from recsys.config import (
     InteractionsConfig,
     PairStage,
     SourceConfig,
-    TrainStage,
     canonical_json,
     stage_of,
 )
@@ -69,6 +68,7 @@ from recsys.data.sources.tables import Table
 from recsys.data.split import PLACE, TIME
 from recsys.errors import RecsysError
 from recsys.fingerprint import PIPELINE, code_fingerprint
+from recsys.pair.config import retriever_stage
 from recsys.report.runs import RUNS
 
 # --- platforms, and the steps of raw data: reading, validation, tokens of features
@@ -365,13 +365,14 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     )
     data_folder = encoder.outputs["data"]
 
+    first = retriever_stage(config)
     parameters = {
-        "config": canonical_json(stage_of(config, TrainStage)),
+        "config": canonical_json(first),
         "checkpoints": str(root / "checkpoints"),
         "code": step_code(config.model, config.train),
     }
     inputs = {"data": data_folder, "verdict": verdict}
-    base = platform.warm_base(parameters, **inputs) if config.warm_start is not None else None
+    base = platform.warm_base(parameters, **inputs) if first.warm_start is not None else None
     trainer = Trainer(**inputs, **_output(base, "model", "base"), **parameters)
     model, rank_trainer = trainer.outputs["model"], None
     if config.ranker is not None:

@@ -93,7 +93,7 @@ def plan(
 
     runs = {"": with_model(run, table_rows)}
     if run.ranker is not None:
-        runs["ranker"] = ranker_run(run, run.ranker)
+        runs["ranker"] = ranker_run(runs[""], run.ranker)
     summary: dict[str, Any] = {}
     people: dict[str, Any] = {}
     errors: list[RecsysError] = []

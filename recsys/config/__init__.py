@@ -250,6 +250,11 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 f" {unknown[0]!r}"
             )
         ranker.learner.learned(labels)
+        if ranker.share_tables and self.data.split != "time":
+            raise ValueError(
+                "ranker.share_tables needs data.split: time, since the final retriever continues"
+                f" an earlier one; received {self.data.split}"
+            )
         items = self.data.items
         tokens = [f.name for f in items.features if not f.floats] if items else []
         for name in (*ranker.max_per_value, *ranker.only):

@@ -8,6 +8,8 @@ A ranker that trains behind a retriever learns from them as negatives. `recsys.p
     log_rate.npy    [n, 1 + k] float32    logarithm of the expected number of draws of each item
                                           for the row; 0: it is never drawn
     facts.json      how they were drawn, and the sha256 of the files
+
+beside `inner/`, the retriever's model folder.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 from recsys.errors import RecsysError
 from recsys.system import manifest
 
-FACTS = "facts.json"
+FACTS, INNER = "facts.json", "inner"
 ARRAYS = {"rows": np.int64, "item_row": np.int32, "retriever": np.float32, "log_rate": np.float32}
 
 
@@ -49,6 +51,7 @@ class Candidates:
     Attributes:
         rows, item_row, retriever, log_rate: The arrays.
         digest: sha256 of the manifest.
+        model: Model folder of the retriever.
     """
 
     rows: np.ndarray
@@ -56,6 +59,7 @@ class Candidates:
     retriever: np.ndarray
     log_rate: np.ndarray
     digest: str
+    model: Path
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -75,7 +79,8 @@ class Candidates:
                 str(error),
             ) from None
         digest = manifest.manifest_digest(folder / FACTS)
-        return cls(**{n: np.asarray(x) for n, x in arrays.items()}, digest=str(digest))
+        columns = {n: np.asarray(x) for n, x in arrays.items()}
+        return cls(**columns, digest=str(digest), model=folder.parent / INNER)
 
     @property
     def n_negatives(self) -> int:

@@ -240,6 +240,11 @@ class LookupModel(SparseModel):
                 table.placement = "row"
         return tables
 
+    @property
+    def shared_tables(self) -> set[str]:
+        """Names of the tables that are another model's: neither trained nor saved."""
+        return set()
+
     def rows_of_table(self, name: str) -> str:
         """Returns what the rows of a table are: `users`, `items`, or the name of a feature."""
         own = tables_of_terms(self.spec)

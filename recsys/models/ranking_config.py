@@ -67,6 +67,9 @@ class RankingConfig(QueryConfig):
     stage_one: bool = False
     """Whether the model reads what a retriever says of an item: its rank in the retriever's list,
     and its score there. `ranker` sets it."""
+    shared_tables: tuple[Literal["users", "items"], ...] = ()
+    """Whose ids' tables, and tables of features, are a retriever's, which training doesn't change.
+    `ranker.share_tables` sets it."""
 
     @property
     def reads_attributes(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from recsys import registry
+from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import RecsysError, UsageError
 from recsys.losses import (
     Squared,
@@ -167,6 +168,26 @@ class RankingModel(HistoryLookups, makes_layers=False):
             training: Whether the model is trained.
         """
         raise NotImplementedError
+
+    # --- tables
+
+    @classmethod
+    def make_tables(
+        cls,
+        spec: ModelSpec,
+        optimizer: RowOptimizer | None = None,
+        user_optimizer: RowOptimizer | None = None,
+    ) -> Tables:
+        """Returns the tables by name, those that are a retriever's without optimizer."""
+        tables = super().make_tables(spec, optimizer, user_optimizer)
+        for name in _shared(spec).intersection(tables):
+            tables[name].optimizer = None
+        return tables
+
+    @property
+    def shared_tables(self) -> set[str]:
+        """Names of the tables that are a retriever's: neither trained nor saved."""
+        return _shared(self.spec).intersection(self.table_configs)
 
     # --- the Keras model
 
@@ -406,3 +427,10 @@ class RankingModel(HistoryLookups, makes_layers=False):
             if self.spec.labels[name].given in found:
                 found.add(name)
         return found
+
+
+def _shared(spec: ModelSpec) -> set[str]:
+    """Returns the names of the tables of `config.shared_tables`."""
+    ids = spec.config.shared_tables
+    features = [f.name for f in spec.features if f.side in ("user", "item") and not f.floats]
+    return {*ids, *features} if ids else set()

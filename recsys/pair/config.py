@@ -6,9 +6,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from recsys.data.config import ValidationConfig
 from recsys.models.ranking_config import RankingConfig
 from recsys.pair.score import Score
 from recsys.registry import Choice, name_of
+from recsys.registry.choice import stage_of
 from recsys.strict import Share, Strict
 from recsys.tasks.config import TrainConfig, TrainStage, of_task
 
@@ -39,6 +41,10 @@ class RankerConfig(Strict):
     held_back: Annotated[Share, Field(gt=0.0, lt=1.0)] = 0.2
     """Newest share of the training events whose candidates come from a retriever that was trained
     on the older ones (0..1)."""
+    share_tables: bool = False
+    """Whether the ranker reads the retriever's tables of users, items and their features, which it
+    doesn't train, with the retriever's `dim`, `feature_dim` and `table_dtype`; else it has its
+    own."""
     negatives: Annotated[int, Field(ge=2)] = 8
     """Without impressions: number of negatives of a row, half of them drawn from the retriever's
     candidates, half from all items."""
@@ -100,15 +106,39 @@ class PairStage(TrainStage):
     """The second stage of a pair."""
 
 
+def retriever_stage(config: Any) -> TrainStage:
+    """Returns the config of the retriever's own training.
+
+    With `ranker.share_tables` it is of the retriever that the ranker learns from, without the
+    newest events; the final one continues it.
+
+    Args:
+        config: A whole config, or a `PairStage`.
+    """
+    stage, ranker = stage_of(config, TrainStage), config.ranker
+    if ranker is None or not ranker.share_tables:
+        return stage
+    own = stage.train.validation or ValidationConfig(patience=None)
+    held: dict[str, Any] = {"like": "newest", "share": ranker.held_back, "refit": False}
+    validation = own.model_copy(update={**held, "last": 1, "popularity": None})
+    train = stage.train.model_copy(update={"validation": validation})
+    return stage.model_copy(update={"train": train, "warm_start": None})
+
+
 def ranker_stage(stage: PairStage) -> TrainStage:
-    """Returns the config of the ranker's own training.
+    """Returns the config of the ranker's own training, for the retriever `stage.model`.
 
     `layout` names the retriever's weights, so the ranker's have no rules.
     """
+    model, retriever = stage.ranker.learner, stage.model
+    if stage.ranker.share_tables:
+        widths = {name: getattr(retriever, name) for name in ("dim", "feature_dim", "table_dtype")}
+        ids = ("users", "items") if retriever.user_id else ("items",)
+        model = model.model_copy(update={**widths, "shared_tables": ids})
     return TrainStage(
         plugins=stage.plugins,
         repeats=stage.repeats,
-        model=stage.ranker.learner,
+        model=model,
         train=stage.ranker.train,
         mesh=stage.mesh,
         warm_start=stage.warm_start,

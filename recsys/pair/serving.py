@@ -120,6 +120,8 @@ class RankingOfPair(RankingServing):
 class PairServing(ServingSide):
     """Bundles whose SavedModel retrieves candidates and ranks them.
 
+    It has one copy of the tables that both stages share.
+
     Raises:
         RecsysError: An input is damaged, or doesn't fit the others.
         UsageError: A rule of `ranker` names values that items don't have (R547).
@@ -137,6 +139,11 @@ class PairServing(ServingSide):
         wide = stage.model_copy(update={"export": stage.export.model_copy(update={"k": most})})
         self.retrieval = RetrievalServing(wide, sources)
         self.ranking = RankingOfPair(stage, dataclasses.replace(sources, model=folder))
+        of_retriever = {table.name: table for table in self.retrieval.saved.model.embedding.tables}
+        ranker = self.ranking.saved.model
+        for table in (t for t in ranker.embedding.tables if t.name in ranker.shared_tables):
+            one = of_retriever[table.name]
+            table.read_from(one.embeddings, one.for_lookups)
         self._check_rules()
 
     def module(self) -> PairModule:

@@ -2,7 +2,8 @@
 
 model.json        spec, configs, versions, and the variables in order: see `recsys.models.summary`
 weights/N.npy     one file per variable; tables in the order of their rows, large ones of several
-                  processes in `weights/N/`: see `recsys.embedding.saved_arrays`
+                  processes in `weights/N/`: see `recsys.embedding.saved_arrays`; not the tables
+                  that a ranker shares, which are in the folder above
 vocabulary/       users.parquet, items.parquet
 catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
@@ -116,7 +117,11 @@ def save_model(
     agreed(lambda: copy_files(folder, stage, model.spec))
     plugins = plugins_needed(stage.plugins, stage.model, stage.train)
     stage = stage.model_copy(update={"plugins": plugins})
-    kept = [SavedVariable(v, table, _TYPES.get(v.dtype, "<f4")) for v, table in kept_weights(model)]
+    kept = [
+        SavedVariable(v, table, _TYPES.get(v.dtype, "<f4"))
+        for v, table in kept_weights(model)
+        if table is None or table.name not in model.shared_tables
+    ]
     described = write_variables(folder / "weights", kept)
     summary = {
         "format": 1,
@@ -146,6 +151,7 @@ def load_model(
     folder: Path,
     give: Callable[[Table, np.ndarray | SavedRows], None] | None = None,
     mesh: keras.distribution.DeviceMesh | None = None,
+    tables: Path | None = None,
 ) -> TrainedModel:
     """Reads a model folder for inference, on any active backend and mesh.
 
@@ -156,6 +162,8 @@ def load_model(
         mesh: One axis of devices, maybe of several processes, over which the tables are split.
             It stays Keras' active one. Each process then verifies its share of the files,
             and none holds a whole table.
+        tables: Folder of the retriever whose tables the ranker of a pair shares; None: the folder
+            above, the pair's.
 
     Raises:
         RecsysError: The folder holds no model, or it is damaged.
@@ -171,23 +179,24 @@ def load_model(
     if inputs.spec(spec.config) != spec:
         raise damaged(folder, "a model of other users, items or features than its folder has")
     model = model_class(spec.config)(spec)
-    numbers = {entry["path"]: number for number, entry in enumerate(summary["variables"])}
+    files = {e["path"]: (folder, number, summary) for number, e in enumerate(summary["variables"])}
+    files |= _of_shared(model, tables or folder.parent)
     if give is not None:
         for own in model.embedding.tables:
-            number = numbers.pop(_path(model, own), None)
-            if number is None:
+            file = files.pop(_path(model, own), None)
+            if file is None:
                 raise damaged(folder, f"no weights of the table {own.name!r}")
-            give(own, _read(folder, number, summary, own.shape))
+            give(own, _read(*file, own.shape))
     layout = None
     if mesh is not None:
         layout = table_layout([*model.table_configs.values()], mesh=mesh)
         place_variables(model, layout)
     model.build()
     kept = kept_weights(model)
-    if [variable.path for variable, _ in kept] != list(numbers):
+    if {variable.path for variable, _ in kept} != {*files}:
         raise damaged(folder, "other variables than the code has")
-    for number, (variable, table) in zip(numbers.values(), kept, strict=True):
-        weights = _read(folder, number, summary, (table or variable).shape, mesh is not None)
+    for variable, table in kept:
+        weights = _read(*files[variable.path], (table or variable).shape, mesh is not None)
         if table is not None:
             _give_rows(table, variable, weights)
         else:
@@ -195,6 +204,32 @@ def load_model(
     if layout is not None:
         verify_placement(model, layout)
     return TrainedModel(model, inputs, stage, folder)
+
+
+def read_shared_tables(model: LookupModel, folder: Path) -> None:
+    """Reads the tables of a built model that are those of the model in a folder.
+
+    Raises:
+        RecsysError: The folder holds no model with such tables, or it is damaged.
+    """
+    files = _of_shared(model, folder)
+    for table in tables_of(model):
+        if (file := files.get(table.embeddings.path)) is not None:
+            _give_rows(table, table.embeddings, _read(*file, table.shape, in_shares=True))
+
+
+def _of_shared(model: LookupModel, folder: Path) -> dict[str, tuple[Path, int, dict[str, Any]]]:
+    """Returns folder, number and `model.json` of each shared table, by its path in `model`."""
+    if not model.shared_tables:
+        return {}
+    summary, files = read_summary(folder), {}
+    numbers = {e["path"].partition("/")[2]: n for n, e in enumerate(summary["variables"])}
+    for path in (_path(model, t) for t in model.embedding.tables if t.name in model.shared_tables):
+        number = numbers.get(path.partition("/")[2])
+        if number is None:
+            raise damaged(folder, f"no weights like {path}, which a ranker shares")
+        files[path] = (folder, number, summary)
+    return files
 
 
 def _give_rows(table: Table, variable: Any, weights: np.ndarray | SavedRows) -> None:

@@ -207,10 +207,12 @@ def saved_variables(model: SparseModel) -> dict[str, keras.Variable]:
     """Returns all variables of a compiled model and its optimizer by their paths.
 
     These are weights, tables with their slots and step counts, the seeds of dropout, and the
-    optimizer's own. Buffers of accumulated gradients are left out: a run is saved only after
-    an update.
+    optimizer's own. Buffers of accumulated gradients are left out, since a run is saved only
+    after an update, and so are tables of another model.
     """
+    shared = getattr(model, "shared_tables", ())
     left_out = {id(v) for v in model.gradient_buffers.variables}
+    left_out |= {id(table.embeddings) for table in tables_of(model) if table.name in shared}
     left_out |= {id(v) for metric in model.metrics for v in metric.variables}
     by_path: dict[str, keras.Variable] = {}
     for variable in [*model.variables, *model.optimizer.variables]:

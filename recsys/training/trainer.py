@@ -27,6 +27,7 @@ from recsys.models.lookups import model_class
 from recsys.strict import Repeats
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig, of_task
+from recsys.tasks.model_folder import read_shared_tables
 from recsys.tasks.training_side import unknown_share
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows, steps_in
 from recsys.training.loop import PrintEpochs, TrainingRun
@@ -220,6 +221,11 @@ class _Fit:
     def __init__(self, trainer: Trainer, model: LookupModel, data: Data) -> None:
         in_shares(data.verify)
         stage = trainer._stage(model, data)
+        self._candidates = data.store.candidates
+        if model.shared_tables and self._candidates is None:
+            cure = "Leave model.shared_tables out; ranker.share_tables sets it."
+            shared = ", ".join(sorted(model.shared_tables))
+            raise _unsuitable("have its own tables if it is not a pair's ranker", cure, shared)
         inputs = ModelInputs.of_data(data)
         side = side_of(stage.model, "training")(stage, data.store, inputs)
         base, self._cold = choose(trainer.base, stage, data.store, side)
@@ -230,7 +236,7 @@ class _Fit:
             data.folder,
             None if base is None else base.fingerprint,
             trainer.tensorboard,
-            None if data.store.candidates is None else data.store.candidates.digest,
+            None if self._candidates is None else self._candidates.digest,
         )
         self._side, self._stage = side, continued_stage(stage, base)
         train = self._stage.train
@@ -344,6 +350,8 @@ class _Fit:
         place_variables(model, layout)
         model.build()
         placements = verify_placement(model, layout)
+        if self._candidates is not None:
+            read_shared_tables(model, self._candidates.model)
         optimizer = tower_optimizer(train, updates, start)
         exclude_vectors(optimizer, model)
         model.compile(optimizer=optimizer, jit_compile=True)

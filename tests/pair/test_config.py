@@ -6,7 +6,7 @@ from recsys.config import Config, PairStage, TrainStage, canonical_json, stage_o
 from recsys.config.load import load_config, load_stage
 from recsys.errors import ConfigError, RecsysError
 from recsys.models.summary import SUMMARY, summary_text
-from recsys.pair.config import ranker_stage
+from recsys.pair.config import ranker_stage, retriever_stage
 from recsys.pair.folder import PAIR, RANKER, ranker_of, read_pair, write_pair
 
 PAIR_CONFIG = """
@@ -59,6 +59,19 @@ def test_the_retriever_does_not_depend_on_the_ranker(file):
     assert without.bless.metric == "recall@10"
 
 
+def test_with_shared_tables_the_retriever_comes_without_the_newest_events_first(file):
+    keys = ["ranker.share_tables=true", "ranker.held_back=0.3", "model.dim=24", "warm_start={}"]
+    config = load_config(file, [*keys, "train.validation={patience: 2, metric: mrr}"])
+    first, second = retriever_stage(config), ranker_stage(stage_of(config, PairStage)).model
+    held = first.train.validation
+    assert (held.like, held.share, held.refit) == ("newest", 0.3, False)
+    assert (held.patience, held.metric, first.warm_start) == (2, "mrr", None)
+    assert (second.dim, second.shared_tables) == (24, ("users", "items"))
+    assert ranker_stage(stage_of(load_config(file), PairStage)).model.shared_tables == ()
+    own = load_config(file, keys[1:])
+    assert retriever_stage(own) == stage_of(own, TrainStage)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -68,6 +81,7 @@ def test_the_retriever_does_not_depend_on_the_ranker(file):
         ("ranker.labels={score: 1}", "another name than score"),
         ("ranker.model.labels=[click]", "ranker.labels has them"),
         ("ranker.train.loss=bpr", "a loss of the model's task, ranking"),
+        ("ranker.share_tables=true; data.split=last_out", "needs data.split: time"),
         ("ranker.only={colour: [red]}", r"features of items that have tokens \(stock\)"),
         ("task=ranking", "orders the candidates of a retriever"),
         ("ranker.depth=3", r"no key 'ranker\.depth'.*candidates"),
@@ -75,7 +89,7 @@ def test_the_retriever_does_not_depend_on_the_ranker(file):
 )
 def test_a_ranker_that_does_not_fit_is_refused(file, change, message):
     with pytest.raises(ConfigError, match=message):
-        load_config(file, [change])
+        load_config(file, change.split("; "))
 
 
 def test_a_pair_file_is_read_as_written_and_damage_is_found(file, tmp_path):

@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import run_main
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
-from pair_worlds import make_data, make_pair
+import tensorflow as tf
+from pair_worlds import make_data, make_pair, pair_stage
 from registrations import undone
 
 import recsys
@@ -21,6 +23,7 @@ from recsys.bundles.publishing import latest, publish, rollback
 from recsys.forget.files import Names
 from recsys.forget.served import forget_in_versions
 from recsys.savedmodel.signatures import SavedModelGraph
+from recsys.training.pair import train_pair
 
 SUPPORT = Path(__file__).parents[1] / "support"
 K, N_CANDIDATES = 8, 12
@@ -36,6 +39,7 @@ class World:
         with undone():
             make_pair(folder / "own", self.data, ["ranker_plugin"], model=OWN_RANKER)
         del sys.modules["ranker_plugin"]
+        train_pair(pair_stage(share_tables=True), self.data.folder, folder / "shared")
         script = [sys.executable, str(SUPPORT / "pair_exports.py"), str(folder)]
         environment = {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(SUPPORT.parents[1])}
         subprocess.run(script, check=True, env=environment, cwd=SUPPORT.parents[1])
@@ -157,12 +161,36 @@ def test_a_pair_is_rolled_back_as_one_and_forgets_users_in_both_stages(world, tm
     assert recsys.load_bundle(latest(tmp_path)).recommend("u4", k=K).stage == "retriever"
 
 
-def test_a_bundle_is_measured_as_its_folder_is(world):
+def test_a_bundle_with_shared_tables_has_one_copy_which_forgets_users(world, tmp_path):
+    """The export has compared `rank` with the ranker's probe in the pair's folder."""
+
+    def variables(bundle):
+        reader = tf.train.load_checkpoint(str(bundle / "variables" / "variables"))
+        shapes = reader.get_variable_to_shape_map()
+        return {name: reader.get_tensor(name) for name, shape in shapes.items() if len(shape) == 2}
+
+    before = variables(world.folder / "shared_bundle")
+    for table in recsys.load_model(world.folder / "shared").model.tables.values():
+        rows = table.read_rows()
+        (name,) = (name for name, values in before.items() if np.array_equal(values, rows))
+        if table.name == "users":
+            of_users = name
+    publish(world.folder / "shared_bundle", tmp_path, 2)
+    row = int(world.data.users.rows(pa.array(["u3"]))[0])
+    after = variables(forget_in_versions(tmp_path, Names({"u3"}), 2, lambda *_: None).published)
+    assert before[of_users][row].any()
+    assert not after[of_users][row].any()
+    rest = [np.delete(x[of_users], row, axis=0) for x in (before, after)]
+    np.testing.assert_array_equal(*rest)
+
+
+@pytest.mark.parametrize("name", ["pair", "shared"])
+def test_a_bundle_is_measured_as_its_folder_is(world, name):
     """With `alone`, of which the ranker was left out."""
     options = {"baselines": [], "k": [5], "progress": False}
-    folder, bundle, alone = (
-        recsys.evaluate(world.folder / name, world.data, **options)
-        for name in ("pair", "bundle", "alone")
+    bundles = {"pair": ("bundle", "alone"), "shared": ("shared_bundle",)}
+    folder, bundle, *rest = (
+        recsys.evaluate(world.folder / one, world.data, **options) for one in (name, *bundles[name])
     )
     retriever = folder.content["retriever"]["metrics"]
     assert folder.metrics["ndcg@5"] != pytest.approx(retriever["ndcg@5"], abs=1e-5)
@@ -173,7 +201,8 @@ def test_a_bundle_is_measured_as_its_folder_is(world):
             one["metrics"] if state == "metrics" else one[state]["metrics"] for one in of_rows
         )
         assert its == pytest.approx(own, abs=1e-5)
-    assert alone.metrics == pytest.approx({n: retriever[n] for n in alone.metrics}, abs=1e-5)
+    for alone in rest:
+        assert alone.metrics == pytest.approx({n: retriever[n] for n in alone.metrics}, abs=1e-5)
 
 
 def test_the_ranker_of_a_plugin_is_found_by_its_folder_and_served_without_the_plugin(world):

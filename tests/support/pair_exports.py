@@ -30,6 +30,7 @@ def made(out, model="pair", evaluation=None):
 
 made("bundle")
 made("own_bundle", "own")
+made("shared_bundle", "shared")
 (folder / "evaluation.json").write_text(json.dumps(evaluation))
 made("alone", evaluation=folder)
 bent = shutil.copytree(folder / "pair", folder / "bent") / "ranker" / "rank_probe.npz"

@@ -37,10 +37,15 @@ def make_data(folder, rows=None, **more):
     return ingested(folder, rows, **{"features": FEATURES, **more})
 
 
+def pair_stage(plugins=(), **ranker):
+    """Returns the config of a pair."""
+    whole = {**RETRIEVER, "plugins": plugins, "ranker": {**RANKER_CONFIG, **ranker}}
+    return PairStage.model_validate(whole, strict=False)
+
+
 def make_pair(folder, data, plugins=(), **ranker):
     """Trains both models, and joins them in `folder`."""
-    whole = {**RETRIEVER, "plugins": plugins, "ranker": {**RANKER_CONFIG, **ranker}}
-    stage = PairStage.model_validate(whole, strict=False)
+    stage = pair_stage(plugins, **ranker)
     train_here(RETRIEVER, data.folder, folder)
     own = json.loads(ranker_stage(stage).model_dump_json())
     train_here(own, data.folder, folder / RANKER)

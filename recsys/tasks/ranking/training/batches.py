@@ -265,6 +265,8 @@ class RowSource:
             is_hidden = part.uniform(history.shape[:1], random) < share
             is_missing = is_missing | is_hidden[:, None]
             is_hidden = part.uniform(history.shape[:1], random) < share
+        if share and model.shared_tables:  # Every row has a list.
+            read[RETRIEVER] = hidden(read[RETRIEVER], is_hidden)
         for x in self.inputs.event_inputs(model):
             if x.of_history:
                 read[x.name] = hidden(read[x.name], is_missing)

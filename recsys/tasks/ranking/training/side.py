@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,19 @@ class RankingTraining(TrainingSide):
     def events(self, train: TrainConfig) -> TrainingRows:
         """Returns the rows that training sees."""
         labels = self.stage.model.learned(self.inputs.labels)
-        return training_rows(self.store, labels, train.validation)
+        is_newer = bool(self.stage.model.shared_tables)
+        return training_rows(self.store, labels, train.validation, only_newer=is_newer)
 
     def trained_inputs(self, events: Any) -> ModelInputs:
-        """Returns the inputs with the counts of the rows that training sees."""
-        return counted_inputs(self.inputs, events)
+        """Returns the inputs with the counts of the rows that training sees.
+
+        With a retriever's tables these are its counts: other rows of them were never trained.
+        """
+        if not self.stage.model.shared_tables:
+            return counted_inputs(self.inputs, events)
+        candidates: Any = self.store.candidates
+        retriever = ModelInputs.open(candidates.model)
+        return dataclasses.replace(self.inputs, users=retriever.users, items=retriever.items)
 
     def check(self, events: Any, train: TrainConfig, n_parts: int) -> list[str]:
         """Checks the data before the first step, and returns remarks on them.

@@ -76,7 +76,10 @@ class TrainingRows(KeptEvents):
 
 
 def training_rows(
-    store: InteractionStore, labels: Sequence[str], validation: ValidationConfig | None
+    store: InteractionStore,
+    labels: Sequence[str],
+    validation: ValidationConfig | None,
+    only_newer: bool = False,
 ) -> TrainingRows:
     """Returns the rows with a known label that training sees.
 
@@ -84,6 +87,7 @@ def training_rows(
         store: The store.
         labels: Names of the labels that the model learns, the first one first.
         validation: Which rows are held back; None: none.
+        only_newer: Whether to leave out the rows that the retriever of a pair was trained on.
 
     Raises:
         RecsysError: The data have no labels, all are unknown, or no rows are left.
@@ -95,6 +99,8 @@ def training_rows(
     is_known = np.zeros(len(log), bool)
     for name in labels:
         is_known |= ~np.isnan(known(np.asarray(log.labels[name])))
+    if only_newer and store.candidates is not None:
+        is_known &= np.isin(np.arange(len(log)), store.candidates.rows)
     if not is_known.any():
         raise RecsysError(
             "R393",
