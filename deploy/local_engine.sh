@@ -16,7 +16,14 @@ done
 java_options="$opens -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
 
 stop_engine() {
-  [ ! -f "$folder/pids" ] || cut -d' ' -f1 "$folder/pids" | xargs -r kill 2> /dev/null || true
+  [ -f "$folder/pids" ] || return 0
+  pids=$(cut -d' ' -f1 "$folder/pids")
+  kill $pids 2> /dev/null || true
+  for _ in $(seq 20); do
+    kill -0 $pids 2> /dev/null || break
+    sleep 1
+  done
+  kill -9 $pids 2> /dev/null || true
   rm -f "$folder/pids"
 }
 
