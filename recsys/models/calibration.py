@@ -53,10 +53,7 @@ class Temperature(Strict):
         rows = _known(logit, label, weight)
         if not len(rows.weight):
             return cls()
-        positive = float(rows.weight @ rows.label)
-        negative = float(rows.weight.sum()) - positive
-        high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
-        target = low + (high - low) * rows.label
+        target = _smoothed(rows)
         # Standard units: Newton's method solves for two numbers of the same size.
         mean, spread = float(rows.logit.mean()), float(rows.logit.std()) or 1.0
         units = np.stack([(rows.logit - mean) / spread, np.ones_like(target)], axis=1)
@@ -156,6 +153,27 @@ def _known(logit: ArrayLike, label: ArrayLike, weight: ArrayLike | None) -> _Row
 
 def _sigmoid(logit: Floats) -> Floats:
     return np.exp(-np.logaddexp(0.0, -logit))
+
+
+def _smoothed(rows: _Rows) -> Floats:
+    """Returns the labels smoothed by Platt; see `Temperature.fit`."""
+    positive = float(rows.weight @ rows.label)
+    negative = float(rows.weight.sum()) - positive
+    high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
+    return low + (high - low) * rows.label
+
+
+def logistic(columns: ArrayLike, label: ArrayLike, offset: ArrayLike) -> Floats:
+    """Returns the coefficients of a logistic regression, with labels smoothed as by Platt.
+
+    Args:
+        columns: Features of each row `[rows, n]`.
+        label: Labels 0 or 1 `[rows]`; rows with NaN are left out.
+        offset: What is added to the log odds of each row `[rows]`.
+    """
+    rows, is_known = _known(offset, label, None), ~np.isnan(np.asarray(label))
+    known = np.asarray(columns, np.float64)[is_known]
+    return _logistic(known, _smoothed(rows), rows.weight, rows.logit)
 
 
 def _logistic(columns: Floats, target: Floats, weight: Floats, offset: Floats) -> Floats:

@@ -101,6 +101,7 @@ class RankingModel(HistoryLookups, makes_layers=False):
         self.regularisation: dict[str, float] = {}
         self.amounts: Any = None
         self.position: Any = None
+        self.prior: Any = None
         self.set_calibration({})
 
     @classmethod
@@ -201,6 +202,13 @@ class RankingModel(HistoryLookups, makes_layers=False):
 
     def build_layers(self) -> None:
         """Creates the variables of the layers by scoring one row."""
+        if self.config.stage_one:
+            self.prior = self.add_weight(
+                name="prior",
+                shape=(RETRIEVER_WIDTH + 1, len(self.label_names)),
+                initializer="zeros",
+                trainable=False,
+            )
         sides = [self._examples(side) for side in ("user", "item", "row")]
         scores = self._scores({name: x for side in sides for name, x in side.items()}, False)
         self._check_finite("score", ops.stack([*scores.values()]))
@@ -238,6 +246,17 @@ class RankingModel(HistoryLookups, makes_layers=False):
         """Sets the encoded `config.position_feature` of the first position `[width]`."""
         self.position.assign(entry)
 
+    def set_prior(self, coefficients: np.ndarray) -> None:
+        """Sets what is added to the score of the first label, so that training starts from it.
+
+        Args:
+            coefficients: Factors of the entries of `retriever`, and a constant
+                `[RETRIEVER_WIDTH + 1]`.
+        """
+        prior = np.zeros(self.prior.shape, np.float32)
+        prior[:, 0] = coefficients
+        self.prior.assign(prior)
+
     def _completed(self, inputs: Tensors) -> Tensors:
         """Returns inputs with `config.position_feature` of the first position.
 
@@ -271,7 +290,8 @@ class RankingModel(HistoryLookups, makes_layers=False):
     @property
     def adapted(self) -> list[Any]:
         """Weights that are set from the data; neither training nor a warm start changes them."""
-        return [*super().adapted, *(x for x in (self.amounts, self.position) if x is not None)]
+        own = (self.amounts, self.position, self.prior)
+        return [*super().adapted, *(x for x in own if x is not None)]
 
     def call(self, inputs: Tensors, training: bool = False) -> Scores:
         """Returns the scores `[rows]` float32 by label, as `score` describes them."""
@@ -327,6 +347,9 @@ class RankingModel(HistoryLookups, makes_layers=False):
                 described(scores),
             )
         scores = ops.cast(scores, "float32")
+        if self.prior is not None:
+            prior = ops.convert_to_tensor(self.prior)
+            scores += ops.matmul(features[RETRIEVER], prior[:-1]) + prior[-1]
         return {name: scores[:, number] for number, name in enumerate(self.label_names)}
 
     # --- predictions

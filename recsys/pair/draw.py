@@ -130,11 +130,12 @@ class _Drawing:
         config = registry.Choice("model").read(read_summary(inner)["spec"]["config"])
         rows = Rows.of(data.store, "train", ModelInputs.of_data(data), config)
         log, ranker = rows.log, stage.ranker
-        numbers = _later_rows(data, log, ranker.held_back, tuple(ranker.labels))
+        first = next(iter(ranker.labels))
+        is_drawn = log.impression is None and not data.labels[first].is_amount
+        numbers = _later_rows(data, log, ranker.held_back, tuple(ranker.labels), is_drawn)
         time, user = log.timestamp[numbers], log.user_index(numbers)
         is_first = np.ones(len(numbers), bool)
         is_first[1:] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
-        is_drawn = log.impression is None and not data.labels[next(iter(ranker.labels))].is_amount
         return cls(stage, data, system, rows, numbers, is_first, ranker.negatives * is_drawn)
 
     def __len__(self) -> int:
@@ -224,8 +225,13 @@ class _Drawing:
         return self.data.store.train.history.is_positive
 
 
-def _later_rows(data: Data, log: RowLog, share: float, labels: tuple[str, ...]) -> np.ndarray:
-    """Returns the rows with a label after the newest `share` of events begins `[n]`, ascending."""
+def _later_rows(
+    data: Data, log: RowLog, share: float, labels: tuple[str, ...], is_drawn: bool
+) -> np.ndarray:
+    """Returns the rows with a label after the newest `share` of events begins `[n]`, ascending.
+
+    With drawn negatives, rows with the first label 0 are left out.
+    """
     events = data.store.train
     cut = events.timestamp[newest_share(events, share)].min()
     parts = [np.zeros(0, np.int64)]
@@ -233,6 +239,8 @@ def _later_rows(data: Data, log: RowLog, share: float, labels: tuple[str, ...]) 
         is_known = np.zeros(len(shard), bool)
         for name in labels:
             is_known |= ~np.isnan(known(shard.labels[name]))
+        if is_drawn:
+            is_known &= shard.labels[labels[0]] != 0
         parts.append(np.flatnonzero((shard.timestamp > cut) & is_known) + start)
     if len(later := np.concatenate(parts)):
         return later

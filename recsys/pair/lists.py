@@ -35,8 +35,8 @@ def normalised(scores: Any, xp: Any = np) -> Any:
 def list_features(rank: Any, score: Any, n_candidates: int, xp: Any = np) -> Any:
     """Returns the input `retriever` `[…, 3]` float32 of a ranker.
 
-    It has 1 - log(rank) / log(n_candidates + 1), 0 for an item outside the list; the score, clipped
-    to ±5; and 1. Of an unknown list it is 0.
+    It has 1 - log(rank) / log(n_candidates + 1) and the score, clipped to ±5, both 0 for an item
+    outside the list; and 1 for an item in the list, -1 for others. Of an unknown list it is 0.
 
     Args:
         rank: Rank of each item in the list of its query `[…]` float32, from 1; 0: it isn't in
@@ -50,6 +50,6 @@ def list_features(rank: Any, score: Any, n_candidates: int, xp: Any = np) -> Any
     parts = [
         xp.where(is_listed, place, 0.0),
         xp.where(is_listed, xp.clip(score, -_MOST, _MOST), 0.0),
-        xp.where(rank >= 0.0, xp.ones_like(score), 0.0),
+        xp.where(is_listed, 1.0, xp.where(rank >= 0.0, -xp.ones_like(score), 0.0)),
     ]
     return xp.stack(parts, axis=-1)

@@ -116,6 +116,13 @@ def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
         unknown = run(model, "call", {name: x[name] for name in x if name != "retriever"})
         zeros = run(model, "call", {**x, "retriever": 0 * x["retriever"]})
         assert all((unknown[label] == scores).all() for label, scores in zeros.items())
+        model.set_prior(np.zeros(4, np.float32))
+        without = run(model, "call", x)
+        model.set_prior(np.float32([1, -2, 0.5, 3]))
+        prior = {model.label_names[0]: x["retriever"] @ [1, -2, 0.5] + 3}
+        for label, scores in run(model, "call", x).items():
+            expected = without[label] + prior.get(label, 0)
+            np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
     # Every candidate for the last query, then for the first; context is one of a row.
     place = np.repeat(np.int32([1, 0]), len(x["id_row"]))
     queries = {name: x[name][[0, -1]] for name in names["user"] if name != "device"}

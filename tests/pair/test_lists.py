@@ -21,6 +21,6 @@ def test_features_tell_the_rank_and_the_score_within_the_list(xp):
     np.testing.assert_allclose(np.asarray(normalised(scores * 9 + 4, xp)), own, atol=1e-5)
     rank = np.float32([1, 3, 8, 0, UNKNOWN])
     found = list_features(rank, np.float32([0.5, -9, 6, 2, 2]), 8, xp)
-    expected = [[1, 0.5, 1], [0.5, -5, 1], [1 - math.log(8, 9), 5, 1], [0, 0, 1], [0, 0, 0]]
+    expected = [[1, 0.5, 1], [0.5, -5, 1], [1 - math.log(8, 9), 5, 1], [0, 0, -1], [0, 0, 0]]
     np.testing.assert_allclose(np.asarray(found), expected, atol=1e-6)
     assert found.dtype == np.float32

@@ -20,7 +20,7 @@ from recsys.tasks.ranking.calibration_file import save_calibration
 from recsys.tasks.ranking.probe import save_probe
 from recsys.tasks.ranking.rows import LABEL, Rows, known
 from recsys.tasks.ranking.training.batches import RowSource
-from recsys.tasks.ranking.training.candidate_batches import CandidateNegatives
+from recsys.tasks.ranking.training.candidate_batches import CandidateNegatives, list_prior
 from recsys.tasks.ranking.training.epoch_work import RankingEpochWork
 from recsys.tasks.ranking.training.other_batches import SampledNegatives, WholeImpressions
 from recsys.tasks.ranking.training.training_rows import TrainingRows, training_rows
@@ -155,6 +155,8 @@ class RankingTraining(TrainingSide):
         model.set_amounts({name: np.delete(x, events.held) for name, x in columns.items()})
         if (feature := self.stage.model.position_feature) is not None:
             model.set_position(_first_position(events.rows, feature))
+        if events.candidates is not None and not self.inputs.labels[events.first_label].is_amount:
+            model.set_prior(list_prior(events))
 
     def reason_against(self, until: int) -> str | None:
         """Returns why a model trained until `until` can't be validated, or None."""

@@ -19,7 +19,7 @@ from recsys.tasks.ranking.rows import known, no_labels
 
 Negatives = Literal["rows", "sampled", "candidates"]
 """Where negatives come from: rows of the data with the first label 0, such as items that were
-shown; items drawn from the catalogue; or, besides rows, items drawn from a retriever's lists."""
+shown; items drawn from the catalogue; or items drawn from a retriever's lists."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +101,9 @@ def training_rows(
         is_known |= ~np.isnan(known(np.asarray(log.labels[name])))
     if only_newer and store.candidates is not None:
         is_known &= np.isin(np.arange(len(log)), store.candidates.rows)
+    is_drawn = store.candidates is not None and store.candidates.n_negatives > 0
+    if is_drawn:  # The corrections hold for drawn negatives only.
+        is_known &= np.asarray(log.labels[labels[0]]) != 0
     if not is_known.any():
         raise RecsysError(
             "R393",
@@ -121,8 +124,7 @@ def training_rows(
     facts = _facts(log, labels[0], ~left_out)
     if store.candidates is not None:
         facts["candidates"] = store.candidates
-        if store.candidates.n_negatives:
-            facts["source"] = "candidates"
+        facts["source"] = "candidates" if is_drawn else facts["source"]
     return TrainingRows(
         _as_log(log),
         np.flatnonzero(left_out),

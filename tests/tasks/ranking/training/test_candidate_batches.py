@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from row_worlds import ingested, shown
+from scipy.optimize import minimize
 
 from recsys.config import TrainConfig
 from recsys.data.candidates import ARRAYS, Candidates, seal
@@ -13,6 +14,7 @@ from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs
 from recsys.registry import Choice
 from recsys.tasks.config import TrainStage
+from recsys.tasks.ranking.training.candidate_batches import list_prior
 from recsys.tasks.ranking.training.epoch_work import HeldBackRows
 from recsys.tasks.ranking.training.side import RankingTraining
 
@@ -25,11 +27,16 @@ def data(tmp_path_factory):
     return ingested(tmp_path_factory.mktemp("rows"), shown(), sampled=None)
 
 
+def label_of(data):
+    return np.asarray(data.store.train_rows.labels["click"])
+
+
 def drawn_for(folder, data, share, k=K):
     """Writes made-up candidates for the newest rows; returns them as arrays."""
     log, rng = data.store.train_rows, np.random.default_rng(1)
     time = np.asarray(log.timestamp)
-    rows = np.flatnonzero(time > np.quantile(time, 1 - share))
+    is_drawn = (time > np.quantile(time, 1 - share)) & ((k == 0) | (label_of(data) == 1))
+    rows = np.flatnonzero(is_drawn)
     shape = len(rows), 1 + k
     item_row = rng.integers(1, data.catalogue.n_rows, shape)
     item_row[:, 0] = np.asarray(log.item_row)[rows]
@@ -64,7 +71,7 @@ def test_rows_are_followed_by_their_candidates_or_by_random_items(data, tmp_path
         for at, row in enumerate(rows):
             column, label = at % (1 + K), batch["label.click"][at]
             own = int(log.item_row[row])
-            assert label == (0 if column else log.labels["click"][row])
+            assert label == (column == 0)
             assert np.isnan(batch["label.buy"][at]) or not column
             if row in place_of:
                 there = place_of[row], column
@@ -79,12 +86,35 @@ def test_rows_are_followed_by_their_candidates_or_by_random_items(data, tmp_path
         seen |= {*rows.tolist()}
     assert len(seen) == source.steps_per_epoch * N // (1 + K)
     assert len({*random}) == n_items
+    assert all(label_of(data)[row] == 1 for row in seen)
+    assert source.steps_per_epoch == (label_of(data) == 1).sum() * (1 + K) // N
     source = source_of(data, tmp_path / "drawn", loss="pairwise")
     assert source[1]["group"].tolist() == (np.arange(N) // (1 + K)).tolist()
     parts = [dataclasses.replace(source, part=BatchPart((i,), 2)) for i in range(2)]
     for name, values in source[1].items():
         both = np.concatenate([part[1][name] for part in parts])
         np.testing.assert_array_equal(both, values)
+
+
+def test_the_prior_is_the_logistic_regression_on_lists(data, tmp_path):
+    arrays = drawn_for(tmp_path / "drawn", data, 0.4)
+    source = source_of(data, tmp_path / "drawn", validation={"share": 0.2})
+    held = np.isin(arrays["rows"], source.events.validation)
+    label = np.zeros(arrays["item_row"].shape)
+    label[:, 0] = 1
+    label, rate = label[~held].ravel(), arrays["log_rate"][~held].ravel()
+    columns = np.concatenate(
+        [arrays["retriever"][~held].reshape(-1, 3), np.ones((len(rate), 1))], 1
+    )
+    n_yes, n_no = label.sum(), (1 - label).sum()
+    target = np.where(label == 1, (n_yes + 1) / (n_yes + 2), 1 / (n_no + 2))
+
+    def loss(coefficients):
+        logit = columns @ coefficients - rate
+        return (np.logaddexp(0, logit) - target * logit).sum()
+
+    best = minimize(loss, np.zeros(4), method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-9})
+    np.testing.assert_allclose(list_prior(source.events), best.x, atol=1e-4)
 
 
 def test_held_back_rows_have_the_same_negatives(data, tmp_path):
@@ -94,8 +124,7 @@ def test_held_back_rows_have_the_same_negatives(data, tmp_path):
     rows = source.events.validation
     assert held.rows.tolist() == np.repeat(rows, 1 + K).tolist()
     at = np.searchsorted(arrays["rows"], rows)
-    label = np.asarray(data.store.train_rows.labels["click"])[rows].astype(float)
-    expected = np.concatenate([label[:, None], np.zeros((len(rows), K))], axis=1)
+    expected = np.concatenate([np.ones((len(rows), 1)), np.zeros((len(rows), K))], axis=1)
     np.testing.assert_array_equal(held.labels["click"].reshape(-1, 1 + K), expected)
     assert held._read["item_row"].tolist() == arrays["item_row"][at].ravel().tolist()
     np.testing.assert_array_equal(held._read["retriever"], arrays["retriever"][at].reshape(-1, 3))
