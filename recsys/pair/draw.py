@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
+import keras
 import numpy as np
 import pyarrow as pa
 
@@ -68,6 +69,8 @@ def draw(
     Raises:
         RecsysError: No row is newer than the cut (R398), or the retriever is damaged.
     """
+    # The layout of the training before would give other last bits than a resumed run has.
+    keras.distribution.set_distribution(None)
     drawing = _Drawing.of(stage, data, inner)
     work = out.with_name(f".{out.name}")
     arrays = agreed(lambda: remove(work)) or (_arrays(work, drawing) if is_primary() else {})
