@@ -120,6 +120,7 @@ def measured(data: str, **of_sample: Any) -> dict[str, Any]:
 
 def _events(data: Path, sample: Sample) -> tuple[Csr, np.ndarray | None, Bags]:
     """Returns the events of a sample's users, the oldest first, their times and the features."""
+    times: np.ndarray | None
     if sample.of == _FILMS:
         events, times, tokens = _films(ROOT / "data" / "ml-latest-small")
     else:
@@ -133,7 +134,7 @@ def _events(data: Path, sample: Sample) -> tuple[Csr, np.ndarray | None, Bags]:
     places = [np.arange(a, b) for a, b in zip(starts, ends, strict=True)]
     every = np.concatenate(places)
     items = np.unique(events.items[every])  # Others would be items without events.
-    lists = [np.searchsorted(items, events.items[at]) for at in places]
+    lists = [np.searchsorted(items, events.items[at]).tolist() for at in places]
     bags = {name: [bag[i] for i in items] for name, bag in tokens.items()}
     times = None if times is None or not sample.order else times[every]
     return Csr.of_lists(lists, len(items)), times, bags if sample.features else {}
