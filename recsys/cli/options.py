@@ -13,7 +13,12 @@ from typing import Annotated, Any, get_args, get_origin
 from typer import Argument, Option
 from typer.models import ParameterInfo
 
-from recsys.storage.working_folder import local_folder
+
+def _folder_of_runs(root: str) -> Path:
+    from recsys.storage.working_folder import local_folder
+
+    return local_folder(root)
+
 
 _CONFIG_HELP = "Config file. Default: ./recsys.yaml, else ./configs/movielens_small.yaml."
 ConfigArgument = Annotated[Path | None, Argument(metavar="CONFIG", help=_CONFIG_HELP)]
@@ -25,7 +30,7 @@ Sets = Annotated[
 Root = Annotated[
     Path | None,
     Option(
-        parser=local_folder,
+        parser=_folder_of_runs,
         metavar="PATH",
         help="Folder of the runs. Default: `root` in the config.",
     ),

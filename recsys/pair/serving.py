@@ -110,9 +110,9 @@ class RankingOfPair(RankingServing):
         if places is None:
             return {}
         n_candidates = read_pair(self.sources.model).candidates
-        place, score, is_known = places.T
+        place, score, is_listed = places.T
         rank = (n_candidates + 1) ** (1 - place.astype(np.float64))
-        rank = np.where(is_known > 0, np.where(place > 0, rank, 0), UNKNOWN)
+        rank = np.where(is_listed == 0, UNKNOWN, np.where(is_listed > 0, rank, 0))
         columns = {LIST_RANK: rank, LIST_SCORE: score}
         return {name: x[:, None].astype(np.float32) for name, x in columns.items()}
 

@@ -113,7 +113,6 @@ def replay_config(config: Config, out: Path) -> dict[str, Any]:
     plain = {"format": "parquet", "csv": {}}
     data["interactions"] |= plain | {
         "files": str(out / LANDING / "{YYYY}-{MM}-{DD}" / _EVENTS),
-        "query": None,
         "columns": names,
         "timestamp_unit": "seconds",
         "timestamp_format": None,

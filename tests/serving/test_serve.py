@@ -21,12 +21,14 @@ import grpc
 import httpx
 import requesting
 import tensorflow as tf
+from system_worlds import HISTORY
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 import recsys
 from recsys.bundles.bundle import write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.cli import main
+from recsys.data.transitions import TransitionScores
 from recsys.data.vocabulary import Vocabulary
 from recsys.index.config import IndexConfig
 from recsys.index.search import build_index
@@ -169,7 +171,11 @@ def test_answers_are_the_best_items_by_the_embeddings_of_the_bundle(server, bund
     asked = [{**ASK, "user_id": f"u{n}"} for n in range(4, 11)]
     embedded = [{key: row[key] for key in ("user_id", "history")} for row in asked]
     queries = np.array(server.predict("embed_query", instances=embedded).json()["predictions"])
-    scores = np.where([bool(name) for name in names], queries @ items.T, -np.inf)
+    users = [row["user_id"] for row in asked]
+    stored = server.predict("stored_history", inputs=users).json()["outputs"]["item_ids"]
+    rows = np.array([[names.index(id_) if id_ else 0 for id_ in ids] for ids in stored])
+    added = TransitionScores.load(bundle).of_histories(rows[:, :HISTORY]).toarray()
+    scores = np.where([bool(name) for name in names], queries @ items.T + added, -np.inf)
     found = server.predict("recommend", instances=asked).json()["predictions"]
     for mine, theirs in zip(scores, found, strict=True):
         best = np.argsort(-mine)[:_K]

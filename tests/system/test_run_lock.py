@@ -163,7 +163,7 @@ def test_a_holder_that_was_taken_over_from_finds_out_and_gives_nothing_back(tmp_
 
 
 def test_a_holder_gives_signs_of_life_and_stops_when_the_lock_is_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock_module, "_BEAT_S", 0.05)
+    monkeypatch.setattr(run_lock_module, "BEAT_S", 0.05)
     interrupted = []
     heard = signals_to(lambda signum, _: interrupted.append(signum))
     with heard, run_lock(tmp_path) as lock:
