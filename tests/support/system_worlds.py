@@ -62,7 +62,7 @@ def write_model(folder, data, seed=3, **options):
         rng, shape = np.random.default_rng(seed), term.following.shape
         rows = rng.integers(0, shape[0], shape, np.int32)
         term.following.assign(rows)
-        is_trained = inputs.items.row_counts > 0
+        is_trained = (inputs.items.row_counts > 0) & inputs.items.has_id()
         term.shares.assign(rng.random(shape, np.float32) * (rows > 0) * is_trained[:, None])
         term.weight.assign(0.5)
     save_model(folder, model, TrainStage(model=config, train=TrainConfig()), data)

@@ -158,7 +158,7 @@ def test_drawn_items_have_statistics_of_the_moment(tmp_path):
     model = {"type": "dcn_v2", "dim": 4, "history": 4, "widths": [8]}
     train = {"batch_size": 64, "epochs": 2, "validation": {}, "calibration": "temperature"}
     train_here({"model": model, "train": train}, data.folder, tmp_path / "model")
-    assert load_calibration(tmp_path / "model", ["click"])["click"].kind == "temperature"
+    assert load_calibration(tmp_path / "model", data.labels)["click"].kind == "temperature"
 
 
 @pytest.mark.parametrize(("loss", "n"), [("squared", 1), ("binary", 0)])
