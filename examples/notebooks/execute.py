@@ -14,7 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
-NAMES = ("quickstart", "own_data", "ranking", "keras_distribution")
+NAMES = ("quickstart", "own_data", "ranking", "pair", "keras_distribution")
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "100", "PYTHONWARNINGS": "ignore"}
 
 
