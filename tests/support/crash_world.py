@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import children_of
+from recsys.pair.folder import ranker_of
 from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
 from recsys.system.parent import VARIABLE, end_with_parent
 
@@ -88,15 +89,19 @@ class Run:
     def __init__(self, world: World, log: Path, *order: Any) -> None:
         fork = multiprocessing.get_context("forkserver")
         fork.set_forkserver_preload(["pipelines.local_runner", "pipelines.retrieval_pipeline"])
-        self._log, self._events = log, log.with_suffix(".jsonl")
-        self._process = fork.Process(target=_run, args=(world, log, self._events, *order))
+        self._log, self.events = log, log.with_suffix(".jsonl")
+        self._process = fork.Process(target=_run, args=(world, log, self.events, *order))
         self._process.start()
         self.pid = self._process.pid
+
+    def is_alive(self) -> bool:
+        """Returns whether it hasn't ended."""
+        return self._process.is_alive()
 
     def end(self) -> Ended:
         """Waits for its end."""
         self._process.join()
-        return Ended(self._process.exitcode or 0, list(EventReader(self._events)), self._log)
+        return Ended(self._process.exitcode or 0, list(EventReader(self.events)), self._log)
 
 
 class World:
@@ -104,6 +109,7 @@ class World:
 
     Args:
         folder: Where all of it lies.
+        more: YAML that is added to the config.
 
     Attributes:
         steps: All steps of a run.
@@ -111,10 +117,10 @@ class World:
         digest: Digest of its model.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, more: str = "") -> None:
         self.folder, self.root, self.temporary = folder, folder / "root", folder / "tmp"
         self.snapshots, self.serving = folder / "snapshots", self.root / "serving" / NAME
-        self.config = write_world(folder)
+        self.config = write_world(folder, more)
         self.temporary.mkdir(exist_ok=True)
         self.environment = {
             "TMPDIR": str(self.temporary),
@@ -191,9 +197,12 @@ root: {folder}/root
 data:
   interactions:
     files: {folder}/ratings-*.csv
-    columns: {{user: user, item: item, timestamp: time, rating: rating}}
-    positive_at_least: 4.0
-  items: {{files: "{folder}/films.csv", columns: {{item: id, title: name}}}}
+    columns: {{user: user, item: item, timestamp: time}}
+    labels: {{like: {{column: rating, at_least: 4}}}}
+  items:
+    files: "{folder}/films.csv"
+    columns: {{item: id, title: name}}
+    features: [{{name: words, column: name, kind: words}}]
   eval_share: 0.2
 model: {{dim: 8, feature_dim: 4, history: 5, widths: [16]}}
 train: {{batch_size: 32, epochs: 3, checkpoint: {{every_steps: 10}}}}
@@ -205,14 +214,14 @@ push: {{keep: 3}}
 """
 
 
-def write_world(folder: Path) -> Path:
-    """Writes the data of the first night, and the config; returns the config's path."""
+def write_world(folder: Path, more: str = "") -> Path:
+    """Writes the data of the first night, and the config with `more`; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_events(folder / "ratings-1.csv", _EVENTS, 0, 50)
     titles = [f'i{i:02},"Film, No. {i}"' for i in range(_ITEMS)]
     (folder / "films.csv").write_text("\n".join(["id,name", *titles]) + "\n")
     path = folder / "config.yaml"
-    path.write_text(_CONFIG.format(name=NAME, folder=folder))
+    path.write_text(_CONFIG.format(name=NAME, folder=folder) + more)
     return path
 
 
@@ -352,13 +361,14 @@ def snapshot_before(folder: Path, root: Path) -> None:
 # --- Everything that a model folder computes with.
 
 
-_PARTS = ("candidates.npy", "probe.npz", "catalogue/*", "user_features/*", "vocabulary/*")
+_PARTS = """candidates.npy probe.npz rank_probe.npz calibration.json catalogue/*
+user_features/* vocabulary/*""".split()  # noqa: SIM905
 
 
 def model_digest(folder: Path) -> str:
     """Returns the sha256 of weights, candidates, probe, ids and features of a model folder.
 
-    It is the same whether one process wrote it, or several in parts.
+    A pair's includes its ranker. It is the same whether one process wrote it, or several in parts.
 
     Args:
         folder: What `recsys.stages.train` wrote.
@@ -373,4 +383,6 @@ def model_digest(folder: Path) -> str:
             digest.update(np.load(path).tobytes())
     for path in sorted(path for part in _PARTS for path in folder.glob(part)):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    ranker = ranker_of(folder)
+    digest.update(model_digest(ranker).encode() if ranker else b"")
     return digest.hexdigest()
