@@ -13,7 +13,6 @@ from recsys.tasks.model_folder import load_model
 from recsys.tasks.ranking.rows import Rows, model_inputs
 from recsys.tasks.retrieval.judging.queries import make_queries
 from recsys.tasks.retrieval.judging.ranking import rank
-from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.systems import System, open_folder
 
 DAY, START = 86_400, 19_783 * 86_400
@@ -92,7 +91,7 @@ def rerank(folder, retriever, data, stage):
     n = stage.ranker.candidates
     system = System("the retriever", open_folder(retriever, "it"), data)
     queries = make_queries(data.store, "at_cut", inputs=system.inputs)
-    scorer = DotProducts(system.queries(queries), system.candidates)
+    scorer = system.scorer_of(queries)
     lists = rank(scorer, queries.positives, queries.seen, system.is_candidate, n)
     trained = load_model(folder)
     config = trained.model.spec.config
