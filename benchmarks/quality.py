@@ -149,6 +149,8 @@ def train(
         user, item, added = _vectors(split, saved, Path(scratch) / "model")
     if vectors is not None:
         np.savez(vectors, user=user, item=item)
+        if added is not None:
+            log("The figures have the model's transitions, which the vectors don't say.")
     return {"metrics": measure(split, user, item, added), "seconds": seconds}
 
 
