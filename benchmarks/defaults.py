@@ -2,12 +2,12 @@
 
 `--data ROOT` has folders of public splits as in `benchmarks.quality`; those that are missing are
 left out. A sample has some users of a set, maybe only their newest events, and maybe no order or no
-features; of each user with an order the last event is held out, else a fifth. Training and
-evaluation are those of a config without a model, one seed each, on the splits' validation parts.
+features. The last event of each user is held out, or a fifth of the events if they have no order.
+The config names no model; one seed, on the training events of the splits' validation parts.
 
-A line per sample has recall@10 and ndcg@10 of the default and of each baseline, and the difference
-of the default's recall@10 from that of the best of them, with its interval over users. The last
-line counts the samples on which the default is significantly behind.
+A line per sample has recall@10 and ndcg@10 of the default and of each baseline, and by how much the
+default's recall@10 exceeds the best baseline's, with an interval over users. The last line names
+the samples on which the default is significantly behind.
 """
 
 from __future__ import annotations

@@ -106,8 +106,9 @@ class RunView:
 
     def _advance(self, event: dict[str, Any]) -> None:
         done, total, text = event.get("done"), event.get("total"), event.get("text") or ""
+        step = event.get("step") or self._step or "Running"
         for task in self._bar.task_ids:
-            self._bar.update(task, completed=done, total=total, text=text)
+            self._bar.update(task, description=step, completed=done, total=total, text=text)
         if self._bar.disable and time.monotonic() - self._spoke > _QUIET_S:
             share = f"{done / total:.0%}  " if done is not None and total else ""
             self._tell(event, f"{share}{text}")
