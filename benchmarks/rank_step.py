@@ -37,13 +37,15 @@ def main(
     steps: Annotated[int, Option(help="Measured, of a round.")] = 20,
     rounds: int = 3,
     seconds: Annotated[float, Option(help="A round's steps end after this time too.")] = 30.0,
+    gpu: Annotated[bool, Option("--gpu", help="On the first GPU, not the CPU.")] = False,
     here: Annotated[bool, Option("--here", help="Peers in this environment.")] = False,
     dense: Annotated[bool, Option("--dense", help="Without the tables.")] = False,
 ) -> None:
     """Measures all cases in turns and prints the lines; a peer that fails is left out."""
     keys = [Key(who, n) for n in rows for who in (OURS, *peers)]
     case = {"dim": 64, "warmup": WARMUP, "steps": steps, "seconds": seconds, "dense": dense}
-    figures = Figures(Setup(here=here, workload="dlrm", bench="rank_step"))
+    setup = Setup(gpu, here, workload="dlrm", bench="rank_step")
+    figures = Figures(setup, measure.gpu_name() if gpu else "")
     figures.measure_all(keys * rounds, case, batch, TABLES)
     figures.print_all()
     sys.exit(int(bool(figures.failed)))

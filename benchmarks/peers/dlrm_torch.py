@@ -54,10 +54,10 @@ def main(device: str, dense: bool, **case: Any) -> dict[str, Any]:
         weights = [of.weight for of in tables]
         optimizers.append(torch.optim.Adagrad(weights, lr=LEARNING_RATE, foreach=False))
     for ids, numbers, label in examples(clock):
-        places = torch.from_numpy(ids).to(device)
+        places, numbers, label = (torch.from_numpy(of).to(device) for of in (ids, numbers, label))
         rows = [of(place) for of, place in zip(tables, places, strict=True)] if tables else []
-        logits = layers(torch.stack(rows, 1) if rows else None, torch.from_numpy(numbers))
-        loss = loss_of(logits, torch.from_numpy(label))
+        logits = layers(torch.stack(rows, 1) if rows else None, numbers)
+        loss = loss_of(logits, label)
         clock.tick(step(loss, *optimizers))
     return clock.report(clock.adagrad_bytes(), ["torch"])
 

@@ -11,8 +11,9 @@
 /* ---- Queries, errors, attributes ---- */
 
 int recsys_is_query(const XLA_FFI_CallFrame *frame) {
-  const XLA_FFI_Extension_Base *extension = frame->extension_start;
-  return extension != NULL && extension->type == XLA_FFI_Extension_Metadata;
+  /* jaxlib 0.11 renamed the type of `extension_start`. */
+  const XLA_FFI_Metadata_Extension *extension = (const void *)frame->extension_start;
+  return extension != NULL && extension->extension_base.type == XLA_FFI_Extension_Metadata;
 }
 
 XLA_FFI_Error *recsys_answer_query(XLA_FFI_CallFrame *frame) {
