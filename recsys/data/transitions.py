@@ -106,30 +106,6 @@ def count_transitions(lists: RaggedRows, n_rows: int, reach: int) -> Any:
     return counts
 
 
-def newest_first_weights(lists: RaggedRows, n_rows: int, newest: int, decay: float) -> Any:
-    """Returns the weights of the newest entries of lists, `decay` to the power of their age.
-
-    Args:
-        lists: Item rows, the oldest first.
-        n_rows: Number of item rows, row 0 included.
-        newest: Number of newest entries that have a weight.
-        decay: Factor per newer entry.
-
-    Returns:
-        A matrix `[lists, item rows]` float32 in CSR; an item has the sum of its entries' weights.
-    """
-    from scipy import sparse
-
-    owner = lists.owner()
-    age = lists.offsets[1:][owner] - 1 - np.arange(len(owner))
-    kept = age < newest
-    weight = np.power(np.float32(decay), age[kept], dtype=np.float32)
-    shape = (len(lists), n_rows)
-    weights = sparse.csr_array((weight, (owner[kept], lists.rows[kept])), shape=shape)
-    weights.sum_duplicates()
-    return weights
-
-
 FILE = "transitions.npz"
 _BLOCK_QUERIES = 2**13
 

@@ -24,7 +24,6 @@ from recsys.models.inputs import ModelSpec
 from recsys.models.layers import Latest, LogTemperature
 from recsys.models.lookups import Tables
 from recsys.models.terms import Tensors
-from recsys.models.terms.transitions import TransitionTerm
 
 REGULARIZATION, OF_LAYERS = "regularization", "added_losses"
 """Names of the weights' regularizers and of the losses that layers add by `add_loss`."""
@@ -190,11 +189,8 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
     @property
     def transitions(self) -> TransitionScores | None:
         """What the model adds to the similarity for pairs of items; None: nothing."""
-        term = self.terms.get("transitions")
-        if not isinstance(term, TransitionTerm):
-            return None
-        weight = float(term.weight.value)
-        return term.scores().scaled(weight) if weight else None
+        scores = (term.of_pairs() for term in self.terms.values())
+        return next((x for x in scores if x is not None), None)
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns query vectors `[batch, config.vector_dim]` float32, of norm 1 for a cosine.

@@ -12,6 +12,7 @@ import keras
 
 from recsys import registry
 from recsys.data.hold_out import KeptEvents
+from recsys.data.transitions import TransitionScores
 from recsys.models.config import TermConfig
 from recsys.models.inputs import ModelInputs, ModelSpec
 
@@ -124,6 +125,13 @@ class Term(keras.layers.Layer):
 
     def of_candidate(self, read: Tensors, vectors: keras.KerasTensor) -> keras.KerasTensor | None:
         """Returns `[candidates, Config.columns]` float32 to append to candidate vectors."""
+        return None
+
+    def of_pairs(self) -> TransitionScores | None:
+        """Returns what is added to the score for pairs of a history item and a candidate, if any.
+
+        Training doesn't see it.
+        """
         return None
 
     # --- counted weights

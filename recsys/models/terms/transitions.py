@@ -60,6 +60,11 @@ class TransitionTerm(Term):
         """Factor of each of the newest entries of a history `[newest]` float32."""
         return np.power(self.options.decay, np.arange(self.options.newest), dtype=np.float32)
 
+    def of_pairs(self) -> TransitionScores | None:
+        """Returns the counts times the term's weight; None if it is 0."""
+        weight = float(self.weight.value)
+        return self.scores().scaled(weight) if weight else None
+
     def scores(self) -> TransitionScores:
         """Returns the counts, without the term's weight."""
         following, shares = (np.asarray(x.value) for x in (self.following, self.shares))

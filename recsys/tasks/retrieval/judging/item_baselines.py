@@ -8,15 +8,15 @@ ease          weights that reconstruct each user's items
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from recsys.data.event_log import newest_first
 from recsys.data.hold_out import newest_events
-from recsys.data.neighbours import as_sets, strongest_pairs
-from recsys.data.transitions import newest_first_weights, of_items, transition_weights
+from recsys.data.neighbours import as_arrays, as_sets, strongest_pairs
+from recsys.data.transitions import TransitionScores, of_items, transition_weights
 from recsys.ragged import RaggedRows
 from recsys.registry import register_baseline
 from recsys.tasks.judging_side import Baseline, LeftOutError
@@ -32,14 +32,11 @@ class PairWeights:
         weights: Weights of pairs, a row for each item of a history: CSR
             `[item rows, item rows]`, or an array `[items, items]` of the items in `rows`.
         fallback: Scores of items without a weight `[item rows]` float32.
-        of_histories: Maps lists of item rows, the oldest first, to the weights of their entries
-            `[lists, item rows]` in CSR.
         rows: Item rows of the entries of an array `[items]`.
     """
 
     weights: Any
     fallback: np.ndarray
-    of_histories: Callable[[RaggedRows, int], Any]
     rows: np.ndarray | None = None
 
     def scorer(self, queries: Queries) -> PairScores:
@@ -62,16 +59,21 @@ class PairScores:
     def scores(self, block: slice) -> np.ndarray:
         """Returns the scores `[queries of the block, item rows]` float32."""
         fitted, n_rows = self.fitted, len(self.fitted.fallback)
-        histories = fitted.of_histories(self.seen.part(block), n_rows)
+        histories = as_sets(self.seen.part(block), n_rows)
+        if fitted.rows is None:
+            return _over(fitted.fallback, histories @ fitted.weights)
+        histories = histories[:, fitted.rows]
+        known = np.flatnonzero(np.diff(histories.indptr))
         out = np.tile(fitted.fallback, (histories.shape[0], 1))
-        if fitted.rows is not None:
-            histories = histories[:, fitted.rows]
-            known = np.flatnonzero(np.diff(histories.indptr))
-            out[np.ix_(known, fitted.rows)] = histories[known] @ fitted.weights
-            return out
-        sums = histories @ fitted.weights
-        out[np.repeat(np.arange(len(out)), np.diff(sums.indptr)), sums.indices] = sums.data
+        out[np.ix_(known, fitted.rows)] = histories[known] @ fitted.weights
         return out
+
+
+def _over(fallback: np.ndarray, sums: Any) -> np.ndarray:
+    """Returns `fallback` `[item rows]` for each row of a CSR matrix, with its entries instead."""
+    out = np.tile(fallback, (sums.shape[0], 1))
+    out[np.repeat(np.arange(len(out)), np.diff(sums.indptr)), sums.indices] = sums.data
+    return out
 
 
 def below_all(data: BaselineData) -> np.ndarray:
@@ -109,7 +111,7 @@ class ItemKnn(Baseline):
         """
         taken = item_sets(data, self.events_of_user)
         neighbours = nearest(taken, self.neighbours, self.shrinkage)
-        return PairWeights(neighbours, below_all(data), as_sets)
+        return PairWeights(neighbours, below_all(data))
 
 
 @register_baseline("transitions")
@@ -136,7 +138,7 @@ class Transitions(Baseline):
     shrinkage: NonNegativeFloat = 10.0
     """Summand in the denominator of a weight, which lowers it for items with few events."""
 
-    def fit(self, data: BaselineData) -> PairWeights:
+    def fit(self, data: BaselineData) -> FittedTransitions:
         """Learns from training events.
 
         Raises:
@@ -153,12 +155,48 @@ class Transitions(Baseline):
         offsets = np.append(np.flatnonzero(np.diff(user, prepend=-1)), len(user))
         lists, n_rows = RaggedRows(item, offsets), len(data.is_item)
         weights = transition_weights(lists, n_rows, self.neighbours, self.reach, self.shrinkage)
+        factors = np.power(self.decay, np.arange(self.newest), dtype=np.float32)
+        scores = TransitionScores(*as_arrays(weights, self.neighbours), factors)
+        return FittedTransitions(scores, data.is_item, below_all(data))
 
-        def of_newest(seen: RaggedRows, n_rows: int) -> Any:
-            lists = of_items(seen, data.is_item)
-            return newest_first_weights(lists, n_rows, self.newest, self.decay)
 
-        return PairWeights(weights, below_all(data), of_newest)
+@dataclasses.dataclass(frozen=True)
+class FittedTransitions:
+    """The scores of following items.
+
+    Attributes:
+        following: The scores.
+        is_item: Whether each item row is an item `[item rows]` bool; others aren't read.
+        fallback: Scores of items that follow none `[item rows]` float32.
+    """
+
+    following: TransitionScores
+    is_item: np.ndarray
+    fallback: np.ndarray
+
+    def scorer(self, queries: Queries) -> FollowingItems:
+        """Returns the scorer of the items for `queries`."""
+        seen, newest = of_items(queries.seen, self.is_item), len(self.following.factors)
+        history = newest_first(seen.rows, seen.offsets[:-1], seen.offsets[1:], newest)
+        return FollowingItems(history, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowingItems:
+    """Scores of the items that follow those of histories.
+
+    Attributes:
+        history: Item rows `[queries, newest]` int32, the newest first, padded with 0.
+        fitted: The scores.
+    """
+
+    history: np.ndarray
+    fitted: FittedTransitions
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32."""
+        sums = self.fitted.following.of_histories(self.history[block])
+        return _over(self.fitted.fallback, sums)
 
 
 @register_baseline("ease")
@@ -201,7 +239,7 @@ class Ease(Baseline):
         inverse /= -np.diag(inverse).copy()
         inverse[np.diag_indices_from(inverse)] = 0.0
 
-        return PairWeights(inverse, below_all(data), as_sets, rows)
+        return PairWeights(inverse, below_all(data), rows)
 
 
 def nearest(taken: Any, n: int, shrinkage: float) -> Any:
