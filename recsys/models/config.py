@@ -445,6 +445,12 @@ class SasRecConfig(PositionConfig):
 
     width: PositiveInt | None = None
     """Width of the feed-forward layers; `null`: `model.dim` [floats]."""
+    filter_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Weight of a frequency filter beside attention, which has the rest (BSARec: Shin et al., AAAI
+    2024); 0: no filter [0..1)."""
+    filter_frequencies: PositiveInt = 3
+    """Number of frequencies that the filter passes unchanged, including the mean, of the `history
+    // 2 + 1` that a history has; the others are rescaled by learned weights."""
 
 
 class LigrConfig(SasRecConfig):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -21,6 +21,7 @@ from keras import ops
 
 from recsys.data.event_log import AGES, ASKED, OLDEST
 from recsys.models.encoders import HistoryEncoder, masked_softmax
+from recsys.models.frequency_filter import FrequencyFilter
 from recsys.models.layers import Dropout, InputDtypeLayer, Linear, Norm
 from recsys.registry import register_encoder
 
@@ -207,14 +208,22 @@ class AttentionBlock(InputDtypeLayer):
         width: Width of the feed-forward layer [floats].
         dropout: Dropout rate of attention weights and activations [0..1).
         seed: Seed of the initial weights and of the dropout.
+        frequency_filter: A filter whose output is mixed with that of attention; None: no filter.
     """
 
     def __init__(
-        self, dim: int, heads: int, width: int, dropout: float, seed: int = 0, **kwargs: Any
+        self,
+        dim: int,
+        heads: int,
+        width: int,
+        dropout: float,
+        seed: int = 0,
+        frequency_filter: FrequencyFilter | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.dim, self.heads, self.width = dim, heads, width
-        self.dropout, self.seed = dropout, seed
+        self.dropout, self.seed, self.filter = dropout, seed, frequency_filter
         self.norm, self.feed_norm = Norm(name="norm"), Norm(name="feed_norm")
         names = ("query", "key", "value", "out")
         self.query, self.key, self.value, self.out = (
@@ -232,6 +241,8 @@ class AttentionBlock(InputDtypeLayer):
         self.feed_norm.build((None, self.dim))
         self.widen.build((None, self.dim))
         self.narrow.build((None, self.width))
+        if self.filter is not None:
+            self.filter.build((None, self.dim))
 
     def call(
         self,
@@ -248,16 +259,26 @@ class AttentionBlock(InputDtypeLayer):
             mask: Whether a query attends to a key, bool `[batch, n, length]`.
             training: Whether to apply dropout.
         """
-        attended = self._attended(self.norm(x), self.norm(seen), mask, training)
-        return self._fed(x, attended, training)
+        mixed = self._mixed(self.norm(x), self.norm(seen), mask, training)
+        return self._fed(x, mixed, training)
 
     def _fed(
-        self, x: keras.KerasTensor, attended: keras.KerasTensor, training: bool
+        self, x: keras.KerasTensor, mixed: keras.KerasTensor, training: bool
     ) -> keras.KerasTensor:
-        """Returns the output of the block, given that of its attention `[batch, n, dim]`."""
-        x = x + self._drop(self.out(attended), training)
+        """Returns the output of the block, given that of its first part `[batch, n, dim]`."""
+        x = x + self._drop(mixed, training)
         inner = self._drop(ops.relu(self.widen(self.feed_norm(x))), training)
         return x + self._drop(self.narrow(inner), training)
+
+    def _mixed(
+        self, x: keras.KerasTensor, seen: keras.KerasTensor, mask: keras.KerasTensor, training: bool
+    ) -> keras.KerasTensor:
+        """Returns the output of attention `[batch, n, dim]`, mixed with that of the filter."""
+        attended = self._attended(x, seen, mask, training)
+        if self.filter is None:
+            return attended
+        share = self.filter.share
+        return share * self.filter(x, seen, mask) + (1.0 - share) * attended
 
     def _attended(
         self, x: keras.KerasTensor, seen: keras.KerasTensor, mask: keras.KerasTensor, training: bool
@@ -272,7 +293,7 @@ class AttentionBlock(InputDtypeLayer):
             return ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value[:, seen])
 
         attended = in_blocks(attend, x.shape[1], seen.shape[1])
-        return ops.reshape(attended, (-1, x.shape[1], self.dim))
+        return self.out(ops.reshape(attended, (-1, x.shape[1], self.dim)))
 
     def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
         # A served request may have any number of candidates.
@@ -290,21 +311,53 @@ class SasRec(PositionEncoder):
         length: Items of a row.
         dim: Width of an item [floats].
         width: Width of the feed-forward layers; None for `dim` [floats].
+        filter_share: Share of a `FrequencyFilter` in the output of attention; 0: no filter [0..1).
+        filter_frequencies: Frequencies that the filter treats as low.
         **kwargs: Other arguments of `PositionEncoder`.
     """
 
-    def __init__(self, length: int, dim: int, width: int | None = None, **kwargs: Any) -> None:
-        self._width = width  # Before Keras looks at attributes: the blocks are made in `super`.
+    _block: ClassVar[type[AttentionBlock]] = AttentionBlock
+
+    def __init__(
+        self,
+        length: int,
+        dim: int,
+        width: int | None = None,
+        filter_share: float = 0.0,
+        filter_frequencies: int = 3,
+        **kwargs: Any,
+    ) -> None:
+        # Before Keras looks at attributes: the blocks are made in `super`.
+        self._width = width
+        self._filter_share, self._filter_frequencies = filter_share, filter_frequencies
         super().__init__(length, dim, **kwargs)
 
     def make_block(self, seed: int, name: str) -> keras.layers.Layer:
-        """Returns an `AttentionBlock`."""
-        width = self._width or self.dim
-        return AttentionBlock(self.dim, self.heads, width, self.dropout, seed, name=name)
+        """Returns an `AttentionBlock`, or one of the subclass."""
+        frequency_filter = None
+        if share := self._filter_share:
+            frequencies = self._filter_frequencies
+            frequency_filter = FrequencyFilter(
+                self.length, share, frequencies, seed + 9, name="filter"
+            )
+        return self._block(
+            self.dim,
+            self.heads,
+            self._width or self.dim,
+            self.dropout,
+            seed,
+            frequency_filter=frequency_filter,
+            name=name,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "width": self._width}
+        own = {
+            "width": self._width,
+            "filter_share": self._filter_share,
+            "filter_frequencies": self._filter_frequencies,
+        }
+        return {**super().get_config(), **own}
 
 
 @register_encoder("sequence")
@@ -329,28 +382,13 @@ class SequenceEncoder(SasRec):
         return self.place
 
 
-@register_encoder("ligr")
-@keras.saving.register_keras_serializable(package="recsys")
-class Ligr(SasRec):
-    """Self-attention with gates (LiGR: Borisyuk et al., "From Features to Transformers", 2025).
-
-    The outputs of attention and feed-forward layer are gated by the input. The feed-forward layer
-    is a SwiGLU (Shazeer, 2020), as in eSASRec (Tikhonovich et al., RecSys 2025).
-    """
-
-    def make_block(self, seed: int, name: str) -> keras.layers.Layer:
-        """Returns a `GatedBlock`."""
-        width = self._width or self.dim
-        return GatedBlock(self.dim, self.heads, width, self.dropout, seed, name=name)
-
-
 @keras.saving.register_keras_serializable(package="recsys")
 class GatedBlock(AttentionBlock):
     """An `AttentionBlock` whose two parts are gated: `x + sigmoid(G x) * part(norm(x))`."""
 
     def __init__(
         self, dim: int, heads: int, width: int, dropout: float, seed: int = 0, **kwargs: Any
-    ):
+    ) -> None:
         super().__init__(dim, heads, width, dropout, seed, **kwargs)
         self.gate = Linear(dim, seed=seed + 6, name="gate")
         self.feed_gate = Linear(dim, seed=seed + 7, name="feed_gate")
@@ -370,11 +408,23 @@ class GatedBlock(AttentionBlock):
         training: bool = False,
     ) -> keras.KerasTensor:
         """Returns the new states of the entries; see `AttentionBlock.call`."""
-        attended = self.out(self._attended(self.norm(x), self.norm(seen), mask, training))
-        x = x + self._drop(ops.sigmoid(self.gate(x)) * attended, training)
+        mixed = self._mixed(self.norm(x), self.norm(seen), mask, training)
+        x = x + self._drop(ops.sigmoid(self.gate(x)) * mixed, training)
         normed = self.feed_norm(x)
         inner = self._drop(ops.silu(self.swish(normed)) * self.widen(normed), training)
         return x + self._drop(ops.sigmoid(self.feed_gate(x)) * self.narrow(inner), training)
+
+
+@register_encoder("ligr")
+@keras.saving.register_keras_serializable(package="recsys")
+class Ligr(SasRec):
+    """Self-attention with gates (LiGR: Borisyuk et al., "From Features to Transformers", 2025).
+
+    The outputs of attention and feed-forward layer are gated by the input. The feed-forward layer
+    is a SwiGLU (Shazeer, 2020), as in eSASRec (Tikhonovich et al., RecSys 2025).
+    """
+
+    _block: ClassVar[type[AttentionBlock]] = GatedBlock
 
 
 # --- attention without a softmax

@@ -162,4 +162,4 @@ class CandidateBlock(AttentionBlock):
         attended = ops.einsum("bhnl,blhd->bnhd", weights[..., 1:], past_value)
         attended = attended + ops.transpose(weights[..., :1], (0, 2, 1, 3)) * value
         attended = ops.reshape(attended, (-1, ops.shape(x)[1], self.dim))
-        return self._fed(candidates, attended, training)
+        return self._fed(candidates, self.out(attended), training)

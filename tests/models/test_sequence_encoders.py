@@ -1,5 +1,7 @@
 """SASRec, LiGR and HSTU equal NumPy, are causal, and equal with and without packing."""
 
+import functools
+
 import jax
 import keras
 import numpy as np
@@ -10,7 +12,15 @@ from recsys.models import sequences
 from recsys.models.sequences import N_BUCKETS, Hstu, Ligr, SasRec, time_buckets
 
 DIM, HEADS, LENGTH = 8, 2, 7
-KINDS = {"sasrec": SasRec, "ligr": Ligr, "hstu": Hstu}
+SHARE, FREQUENCIES = 0.7, 2
+FILTERED = {"filter_share": SHARE, "filter_frequencies": FREQUENCIES}
+KINDS = {
+    "sasrec": SasRec,
+    "ligr": Ligr,
+    "hstu": Hstu,
+    "sasrec, filter": functools.partial(SasRec, **FILTERED),
+    "ligr, filter": functools.partial(Ligr, **FILTERED),
+}
 
 
 def build(kind, length=LENGTH, layers=2, **options):
@@ -87,15 +97,37 @@ def attention(layer, name, x):
     return linear(layer, f"{name}/out", (weights @ v).transpose(1, 0, 2).reshape(len(x), DIM))
 
 
+def bsarec_filter(layer, name, x):
+    """BSARec's filter of the newest entry of each history `x[:t]`, which zeros pad to a window."""
+    filtered = []
+    for newest in range(len(x)):
+        window = np.zeros((LENGTH, DIM))
+        window[LENGTH - 1 - newest :] = x[: newest + 1]
+        spectrum = np.fft.rfft(window, axis=0)
+        spectrum[FREQUENCIES:] = 0
+        low = np.fft.irfft(spectrum, LENGTH, axis=0)
+        filtered.append((low + w(layer, f"{name}/scale") ** 2 * (window - low))[-1])
+    return np.array(filtered)
+
+
+def mixed(layer, name, x):
+    """The first part of a block over a causal sequence `[n, dim]`, the oldest first."""
+    x = norm(layer, f"{name}/norm", x)
+    if not any("filter" in v.path for v in layer.weights):
+        return attention(layer, name, x)
+    filtered = bsarec_filter(layer, f"{name}/filter", x)
+    return SHARE * filtered + (1 - SHARE) * attention(layer, name, x)
+
+
 def sasrec(layer, name, x, columns):
-    x = x + attention(layer, name, norm(layer, f"{name}/norm", x))
+    x = x + mixed(layer, name, x)
     inner = np.maximum(linear(layer, f"{name}/widen", norm(layer, f"{name}/feed_norm", x)), 0)
     return x + linear(layer, f"{name}/narrow", inner)
 
 
 def ligr(layer, name, x, columns):
     gate = sigmoid(linear(layer, f"{name}/gate", x))
-    x = x + gate * attention(layer, name, norm(layer, f"{name}/norm", x))
+    x = x + gate * mixed(layer, name, x)
     normed = norm(layer, f"{name}/feed_norm", x)
     inner = silu(linear(layer, f"{name}/swish", normed)) * linear(layer, f"{name}/widen", normed)
     return x + sigmoid(linear(layer, f"{name}/feed_gate", x)) * linear(
@@ -130,7 +162,7 @@ def test_states_are_those_of_the_papers_equations(kind):
     layer = build(kind)
     items, rows, segment, at = packed()
     values = states(layer, items, rows, segment=segment, at=at).reshape(len(rows), LENGTH, DIM)
-    block = {"sasrec": sasrec, "ligr": ligr, "hstu": hstu}[kind]
+    block = {"sasrec": sasrec, "ligr": ligr, "hstu": hstu}[kind.split(",")[0]]
     n_compared = 0
     for r in range(len(rows)):
         for user in set(segment[r].tolist()):

@@ -46,7 +46,7 @@ _KINDS = {
     "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
     "linear": {"widths": (), "user_id": False, "similarity": "dot"},
     "ligr": {
-        "pooling": LigrConfig(layers=2, heads=2),
+        "pooling": LigrConfig(layers=2, heads=2, filter_share=0.7, filter_frequencies=2),
         "widths": (6,),
         "history_tower": True,
         "bag_weights": "idf",
@@ -63,7 +63,7 @@ _KINDS = {
     "times": {"pooling": TIMED, "item_bias": True},
     # Where a history is one item, its length and a batch of one have the same shape.
     "ages": {
-        "pooling": LigrConfig(layers=2, heads=2),
+        "pooling": LigrConfig(layers=2, heads=2, filter_share=0.5),
         "history": 1,
         "widths": (6,),
         "item_bias": True,
