@@ -210,8 +210,9 @@ class TrainingRun(keras.callbacks.Callback):
 
     def _is_stop_requested(self) -> bool:
         """Returns whether a signal or a callback asks to stop; acted on at the next update."""
-        self._wants_stop = self._wants_stop or bool(self.model.stop_training)
-        self.model.stop_training = False
+        model = self._work.model  # Keras moves all variables each time `self.model` is read.
+        self._wants_stop = self._wants_stop or bool(model.stop_training)
+        model.stop_training = False
         return self._is_interrupted or self._wants_stop
 
     def _end_epoch(self, epochs: int, is_last: bool) -> None:
