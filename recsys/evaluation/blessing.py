@@ -60,8 +60,8 @@ class Decision:
         sentence: The decision with its main figure.
         reasons: One sentence for each threshold, with its figures.
         rules: The thresholds.
-        warning: A sentence if the model is significantly worse than popularity, independent of the
-            thresholds; else empty.
+        warning: A sentence if the model is significantly worse than popularity or the strongest
+            baseline, independent of the thresholds; else empty.
     """
 
     blessed: bool
@@ -83,6 +83,7 @@ class Evidence:
         n_sampled: Number of random items that positives are ranked among; None: all items.
         small_slice: Minimum number of users of a slice for a rule on it.
         titles: Display name of each baseline, by name.
+        cures: What to set in the config if a baseline is significantly better, by name.
         lower: Keys of the metrics of which lower values are better.
     """
 
@@ -94,6 +95,7 @@ class Evidence:
     small_slice: int = 0
     titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     lower: frozenset[str] = frozenset()
+    cures: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def gain(self, key: Key, interval: Interval) -> Interval:
         """Returns the interval of a difference as one of a gain: positive where it is better."""
@@ -135,23 +137,30 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
     if not rules:
         reasons.insert(0, "there are no thresholds: set bless.at_least or bless.over")
     sentence = _sentence(blessed, rules, reasons, evidence)
-    return Decision(blessed, sentence, reasons, rules, _warning(config.metric, evidence))
+    return Decision(blessed, sentence, reasons, rules, _warning(config.metric, strongest, evidence))
 
 
-def _warning(metric: str, evidence: Evidence) -> str:
-    """Returns a sentence if a popularity baseline is significantly better than the model."""
+def _warning(metric: str, strongest: str | None, evidence: Evidence) -> str:
+    """Returns a sentence if popularity or the strongest baseline is significantly better."""
     key, means = Key(MODEL, metric), evidence.means
-    if POPULARITY not in means.baselines:
-        return ""
-    difference = means.difference(key, POPULARITY)
+    for other in (POPULARITY, strongest):
+        if other is None or other not in means.baselines or not _is_lost(key, other, evidence):
+            continue
+        theirs, title = means.mean(key._replace(system=other)), evidence.title(other)
+        cure = evidence.cures.get(other)
+        return (
+            f"Worse than {title}: {metric} is {means.mean(key):.4f}, and {theirs:.4f} with {title},"
+            f" which takes seconds.{f' The config may lack {cure}.' if cure else ''}"
+            " docs/evaluation.md, Worse than a baseline, says what to do."
+        )
+    return ""
+
+
+def _is_lost(key: Key, other: str, evidence: Evidence) -> bool:
+    """Returns whether the model is significantly worse than another system."""
+    difference = evidence.means.difference(key, other)
     ends = None if difference is None else difference.difference_interval
-    if ends is None or evidence.gain(key, ends)[1] >= -_ROUNDING:
-        return ""
-    theirs = means.mean(key._replace(system=POPULARITY))
-    return (
-        f"Worse than popularity: {metric} is {means.mean(key):.4f}, and {theirs:.4f} with the same"
-        " popular items for everybody. docs/evaluation.md, Worse than popularity, says what to do."
-    )
+    return ends is not None and evidence.gain(key, ends)[1] < -_ROUNDING
 
 
 def _outcomes(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
@@ -174,8 +183,7 @@ def _loss_outcome(key: Key, evidence: Evidence) -> RuleOutcome:
     difference = evidence.means.difference(key, BLESSED)
     if difference is None or ruling.value is None or ruling.other is None:
         return dataclasses.replace(ruling, passed=True)
-    ends = difference.difference_interval
-    lost = ends is not None and evidence.gain(key, ends)[1] < -_ROUNDING
+    lost = _is_lost(key, BLESSED, evidence)
     text = (
         f"{_subject(key)} is {ruling.value:.4f}, that of {evidence.title(BLESSED)}"
         f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)},"
@@ -262,10 +270,10 @@ def _strongest_outcome(
     key = Key(MODEL, config.metric)
     ruling = _ratio_outcome(key, other, least, evidence)
     difference = evidence.means.difference(key, other)
-    ends = None if difference is None else difference.difference_interval
+    has_interval = difference is not None and difference.difference_interval is not None
     text = ruling.text
-    if not (difference is None or ends is None or ruling.value is None or ruling.other is None):
-        lost = evidence.gain(key, ends)[1] < -_ROUNDING and refuses_loss
+    if difference and has_interval and ruling.value is not None and ruling.other is not None:
+        lost = refuses_loss and _is_lost(key, other, evidence)
         passed = not lost and (ruling.passed or (not least and key.metric in evidence.lower))
         by_value = _reaches(key, ruling.value, least, ruling.other, evidence)
         reached = _reached(passed, by_value, _required(least, other))

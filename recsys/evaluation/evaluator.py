@@ -298,6 +298,7 @@ class Evaluator:
             small_slice=config.small_slice,
             titles=descriptions["baselines"],
             lower=figures.lower,
+            cures={name_of("baseline", b): b.cure for b in config.baselines},
         )
         verdict = dataclasses.asdict(judge(self.stage.bless, evidence))
         if RERANKED in stages:

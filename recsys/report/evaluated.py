@@ -96,13 +96,12 @@ class Evaluated:
         """Returns the interval of the model's figure; None if there is none."""
         return ends_of((self.part.get("intervals") or {}).get(metric))
 
-    def strongest(self, *, of_baselines: bool = False) -> str | None:
+    def strongest(self) -> str | None:
         """Returns the key of the best system in the deciding metric, without the model."""
         known = {
             key: value
             for key in self.others
-            if is_number(value := self.figure(key, self.deciding))
-            and key not in ((BLESSED, *STAGES) if of_baselines else (RERANKED,))
+            if is_number(value := self.figure(key, self.deciding)) and key != RERANKED
         }
         best = min if self.is_lower(self.deciding) else max
         return best(known, key=lambda key: known[key], default=None)

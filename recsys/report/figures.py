@@ -40,14 +40,10 @@ def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
         raise MissingError("The evaluation has no verdict.")
     evaluated = Evaluated.of(artifacts)
     rules = [_rule(r, evaluated) for r in verdict.get("rules") or [] if isinstance(r, dict)]
-    strongest = evaluated.strongest(of_baselines=True)
-    is_lost = evaluated.difference(strongest, evaluated.deciding).outcome == "worse"
     return {
         **verdict,
         "rules": sorted(rules, key=lambda rule: rule["passed"]),
         "version": PurePath(artifacts.pushed or "").name,
-        "metric": evaluated.title(evaluated.deciding),
-        "lost_to": evaluated.name(strongest) if is_lost else "",
     }
 
 

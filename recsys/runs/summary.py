@@ -148,8 +148,9 @@ def _parts(summary: Mapping[str, Any]) -> Iterator[str]:
         step = f"in {summary['step']}: " if summary.get("step") else ""
         yield f"{step}{summary['error']}"
     yield from _metric(summary)
-    if summary.get("warning"):
-        yield "worse than popularity"
+    if warning := summary.get("warning"):
+        first = str(warning).partition(":")[0]
+        yield first[:1].lower() + first[1:]
     if "left out" in (summary.get("second_stage") or ""):
         yield "without its ranker"
     if summary.get("version") is not None:

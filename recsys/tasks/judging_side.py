@@ -62,6 +62,8 @@ class Baseline(Strict):
     """Name in the report and the verdict."""
     task: ClassVar[str] = "retrieval"
     """Name of the task whose models it is compared with."""
+    cure: ClassVar[str] = ""
+    """What to set in the config if a model is significantly worse, as `key: value`."""
 
     def fit(self, data: Any) -> Any:
         """Learns from training events.

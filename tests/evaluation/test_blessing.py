@@ -89,12 +89,17 @@ def test_a_slice_below_the_limit_cannot_be_judged():
 
 
 @pytest.mark.parametrize(("times", "is_warned"), [(0.9, True), (1.0, False), (1.1, False)])
-def test_a_model_that_is_worse_than_popularity_is_warned_of_whatever_is_asked(times, is_warned):
-    found = evidence(model=times * BASE, popularity=BASE, ials=0.5 * BASE)
-    verdict = judge(bless(at_least=0.01), found)
+@pytest.mark.parametrize("title", ["popularity", "iALS"])
+def test_a_model_that_is_worse_than_a_baseline_is_warned_of_whatever_is_asked(
+    title, times, is_warned
+):
+    others = {"popularity": 0.5 * BASE, "ials": 0.5 * BASE, title.lower(): BASE}
+    found = evidence(model=times * BASE, **others)
+    verdict = judge(bless(at_least=0.01), dataclasses.replace(found, cures={"ials": "dim: 8"}))
     assert verdict.blessed
-    assert verdict.warning.startswith("Worse than popularity: mrr is 0.1") == is_warned
+    assert verdict.warning.startswith(f"Worse than {title}: mrr is 0.1") == is_warned
     assert bool(verdict.warning) == is_warned
+    assert ("dim: 8" in verdict.warning) == (is_warned and title == "iALS")
 
 
 def test_a_model_that_is_not_surely_worse_than_popularity_is_not_warned_of():

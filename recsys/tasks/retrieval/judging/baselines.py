@@ -124,6 +124,7 @@ class Popularity(Baseline):
     """Orders items by their number of training positives; ties go to the lower row."""
 
     title = "popularity"
+    cure = "model: {type: auto, item_bias: true}"
 
     def fit(self, data: BaselineData) -> SameForAll:
         """Learns from training events.
@@ -145,6 +146,7 @@ class RecentPopularity(Baseline):
     """
 
     title = "recent popularity"
+    cure = "train: {half_life: 0.3}"
 
     days: PositiveInt | None = None
     """Days that are counted; `null`: evaluate.recent_days."""

@@ -94,6 +94,7 @@ class ItemKnn(Baseline):
     """
 
     title = "item-kNN"
+    cure = "model: {type: auto, item_neighbours: 16}"
 
     neighbours: PositiveInt = 100
     """Number of neighbours per item."""
@@ -126,6 +127,7 @@ class Transitions(Baseline):
     """
 
     title = "transitions"
+    cure = "model: {type: auto, terms: [transitions]}"
 
     reach: PositiveInt = 5
     """Highest number of places between two events of a pair."""

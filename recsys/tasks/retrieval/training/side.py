@@ -286,7 +286,7 @@ def check_events(
         remarks.append(
             "Every user has one training positive, so no example has a history, and nothing says"
             " what goes together: the model will probably be worse than popularity."
-            " docs/evaluation.md, Worse than popularity, names a config for such data."
+            " docs/evaluation.md, Worse than a baseline, names a config for such data."
         )
     elif 2 * n_single > n_users:
         remarks.append(

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import yaml
 from baseline_worlds import (
     DAY_S,
     data_of,
@@ -19,7 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
+from recsys import registry
 from recsys.data import neighbours
+from recsys.tasks.config import TrainStage
 from recsys.tasks.judging_side import LeftOutError
 from recsys.tasks.retrieval.judging import baselines
 from recsys.tasks.retrieval.judging.baselines import Ials, Objective, factorise, solve
@@ -229,6 +232,13 @@ def test_transitions_are_counted_as_by_loops(seed):
     unseen = scores_of(baseline, [[]])[0, 1:]
     assert (unseen < 0).all()
     assert np.argmax(unseen) + 1 == np.argmax(np.bincount(taken, minlength=n)[1:]) + 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_cure_is_part_of_a_config(name):
+    cure = registry.get("baseline", name).cure
+    stage = TrainStage.model_validate(yaml.safe_load(cure or "{}"), strict=False)
+    assert bool(cure) == (stage != TrainStage())
 
 
 def test_transitions_need_an_order():
