@@ -24,6 +24,7 @@ from recsys.forget.files import (
     USER_COLUMN,
     Names,
     finish_record,
+    forget_in_served_logs,
     fresh,
     is_distinctive,
     recover,
@@ -31,7 +32,6 @@ from recsys.forget.files import (
     start_record,
 )
 from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
-from recsys.forget.served_log import forget_in_served_logs
 from recsys.runs.index import write_index
 from recsys.runs.retention import GONE, Thing
 from recsys.system.events import emit

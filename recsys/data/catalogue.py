@@ -26,16 +26,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.vocabulary import GROUP_ROWS, Vocabulary, VocabularyFile, as_texts
+from recsys.data.vocabulary import (
+    GROUP_ROWS,
+    Vocabulary,
+    VocabularyFile,
+    as_texts,
+    reading_data,
+)
 from recsys.errors import RecsysError
-from recsys.system.files import DAMAGE, read_json
+from recsys.system.files import read_json
 
 SUMMARY, TITLES = "features.json", "titles.parquet"
 CATALOGUE = "catalogue/items.parquet"
 """Catalogue of a bundle."""
 _RENAMED = {"feature_id": "id", "feature_title": "title"}
 """Features whose names collide with columns of `CATALOGUE`, by their columns."""
-_CURE = "Name the folder that the InteractionEncoder wrote, or run again."
+_CONTENT = "a catalogue, or the features of the users"
 _BATCH = 65_536
 
 
@@ -78,23 +84,19 @@ class Texts(Sequence[str]):
         """
         n = self._first
         yield pa.array([""] * n, pa.large_string())
-        try:
-            with pq.ParquetFile(self._path) as file:
-                for batch in file.iter_batches(_BATCH, columns=[self._column]):
-                    n += len(batch)
-                    yield batch.column(self._column).cast(pa.large_string())
-        except (OSError, ValueError, KeyError) as error:
-            raise self._damaged(f"{type(error).__name__}: {error}") from None
-        if n != self._n:
-            raise self._damaged(f"{n - self._first} texts of {self._n - self._first}")
+        with (
+            reading_data(self._path, f"a column {self._column!r} of strings"),
+            pq.ParquetFile(self._path) as file,
+        ):
+            for batch in file.iter_batches(_BATCH, columns=[self._column]):
+                n += len(batch)
+                yield batch.column(self._column).cast(pa.large_string())
+            if n != self._n:
+                raise ValueError(f"{n - self._first} texts of {self._n - self._first}")
 
     @functools.cached_property
     def _texts(self) -> pa.Array:
         return pa.concat_arrays([*self.batches()])
-
-    def _damaged(self, received: str) -> RecsysError:
-        rule = f"{str(self._path)!r} must have a column {self._column!r} of strings."
-        return RecsysError("R230", rule, _CURE, received)
 
 
 def are_filled(texts: Sequence[str]) -> np.ndarray:
@@ -187,10 +189,8 @@ class Catalogue:
         Raises:
             RecsysError: The catalogue is missing or damaged.
         """
-        try:
+        with reading_data(folder, _CONTENT):
             n_rows = pq.read_metadata(folder / TITLES).num_rows + 1
-        except (OSError, ValueError) as error:
-            raise _damaged(folder, str(error)) from None
         ids, titles = (Texts(folder / TITLES, name, n_rows, first=1) for name in ("id", "title"))
         return cls(ids, titles, open_features(folder, n_rows))
 
@@ -218,7 +218,7 @@ def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
     Raises:
         RecsysError: The folder is damaged, or has another number of rows (R230).
     """
-    try:
+    with reading_data(folder, _CONTENT):
         described = read_json(folder / SUMMARY)["features"]
         features = tuple(
             FeatureBags(
@@ -230,24 +230,13 @@ def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
             for entry in described
             for names in [folder / f"{entry['name']}.tokens.parquet"]
         )
-    except (*DAMAGE, EOFError) as error:
-        raise _damaged(folder, str(error)) from None
-    for feature, entry in zip(features, described, strict=True):
-        n = entry.get("floats") or entry["width"]
-        if feature.bags.shape != (n_rows, n) or bool(feature.floats) != ("floats" in entry):
-            received = f"{feature.name}: shape {feature.bags.shape} for {n_rows} rows"
-            what = "numbers" if "floats" in entry else "tokens"
-            raise _damaged(folder, f"{received} of {n} {what}")
+        for feature, entry in zip(features, described, strict=True):
+            n = entry.get("floats") or entry["width"]
+            if feature.bags.shape != (n_rows, n) or bool(feature.floats) != ("floats" in entry):
+                wanted = f"{n} {'numbers' if 'floats' in entry else 'tokens'}"
+                shape = f"{feature.name}: shape {feature.bags.shape}"
+                raise ValueError(f"{shape} for {n_rows} rows of {wanted}")
     return features
-
-
-def _damaged(folder: Path, received: str) -> RecsysError:
-    return RecsysError(
-        "R230",
-        f"{str(folder)!r} must hold a catalogue, or the features of the users.",
-        _CURE,
-        received,
-    )
 
 
 class FeatureSize(NamedTuple):

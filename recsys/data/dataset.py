@@ -35,11 +35,11 @@ from recsys.data.label_config import LabelConfig
 from recsys.data.split import SplitRule
 from recsys.data.statistics import FOLDER as STATISTICS
 from recsys.data.store import InteractionStore, verify_store
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import Vocabulary, reading_data
 from recsys.errors import RecsysError
 from recsys.formats import counted, html_facts, moment
 from recsys.system import manifest
-from recsys.system.files import DAMAGE, read_json
+from recsys.system.files import read_json
 
 PARTS = ("vocabulary", "catalogue", "user_features", EVENT_FEATURES, STATISTICS)
 """Folders of the vocabularies and features of users, items and events."""
@@ -311,12 +311,8 @@ class Data:
         file = self.folder / FACTS
         if not file.exists():
             return {}
-        try:
-            return dict(read_json(file))
-        except DAMAGE as error:
-            raise RecsysError(
-                "R220", f"{str(file)!r} must hold JSON.", "Run ingest again.", str(error)
-            ) from None
+        with reading_data(file, "JSON", "R220", "Run ingest again."):
+            return read_json(file)
 
     @property
     def counts(self) -> dict[str, int]:

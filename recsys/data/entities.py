@@ -203,6 +203,14 @@ def keep_latest(rows: pa.Table, key: str) -> tuple[pa.Table, int, int]:
     return kept.drop_columns(beside), n_dropped, n_conflicts
 
 
+def remark_on_conflicts(what: str, n_conflicts: int) -> str:
+    """Returns a remark on `n_conflicts` rows of `what` that `keep_latest` found."""
+    return (
+        f"{n_conflicts:,} rows of {what} have other values than an earlier row with their id, of"
+        f" which the first is used. Set data.{what}.latest to the column that says which is newest"
+    )
+
+
 def row_hashes(rows: pa.RecordBatch) -> np.ndarray:
     """Returns a hash of each row's example columns `[n]` uint64."""
     hashes = np.zeros(rows.num_rows, np.uint64)

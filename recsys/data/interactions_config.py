@@ -189,6 +189,7 @@ class InteractionsConfig(EventSource):
             "sampled": self.sampled,
             "columns.impression": self.columns.impression,
             "columns.position": self.columns.position,
+            **{f"feature {f.name} ({f.kind})": f.value == "statistic" for f in self.features},
         }
         for key, value in needing.items():
             if value and not self.labels:
@@ -214,8 +215,6 @@ class InteractionsConfig(EventSource):
         if self.columns.rating is not None:
             outcomes.setdefault(self.columns.rating, "the rating")
         for feature in self.features:
-            if feature.value == "statistic":
-                self._check_statistic(feature)
             if feature.value in ("gap", "time", "statistic") and self.columns.timestamp is None:
                 raise ValueError(f"feature {feature.name} ({feature.kind}) needs columns.timestamp")
             if feature.column in outcomes and not feature.outcome:
@@ -223,20 +222,13 @@ class InteractionsConfig(EventSource):
                     f"feature {feature.name} reads the column of {outcomes[feature.column]}, which"
                     " is not known when the model is asked: set outcome: true"
                 )
+            label = getattr(feature, "label", None)
+            if feature.value == "statistic" and label not in (None, *self.labels):
+                raise ValueError(
+                    f"feature {feature.name} must have a label of interactions.labels"
+                    f" ({', '.join(sorted(self.labels))}); received {label!r}"
+                )
         return self
-
-    def _check_statistic(self, feature: Any) -> None:
-        if not self.labels:
-            raise ValueError(
-                f"feature {feature.name} ({feature.kind}) needs labels, with which all rows are"
-                " kept: write labels: {NAME: {column: …}}"
-            )
-        if feature.label is not None and feature.label not in self.labels:
-            names = ", ".join(sorted(self.labels))
-            raise ValueError(
-                f"feature {feature.name} must have a label of interactions.labels ({names});"
-                f" received {feature.label!r}"
-            )
 
     @model_validator(mode="after")
     def _lists_are_read(self) -> Self:

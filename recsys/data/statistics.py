@@ -24,8 +24,7 @@ from recsys.data.event_features import Encoded, LearnedFeature, load_event_featu
 from recsys.data.event_features.statistics import Statistic, prior_mean
 from recsys.data.label_config import LabelConfig
 from recsys.data.store import map_array
-from recsys.errors import RecsysError
-from recsys.system.files import DAMAGE
+from recsys.data.vocabulary import reading_data
 
 FOLDER = "statistics"
 Moment = Literal["cut", "newest"]
@@ -107,16 +106,9 @@ class StatisticsState:
         """
         features = load_event_features(folder / EVENT_FEATURES)
         own = tuple(one for one in features if isinstance(one.feature, Statistic))
-        try:
+        with reading_data(folder / FOLDER, "the states of the statistics"):
             at = folder / FOLDER / which
             return cls(own, {one.name: States.load(at, one.name) for one in own})
-        except (*DAMAGE, EOFError) as error:
-            raise RecsysError(
-                "R230",
-                f"{str(folder / FOLDER)!r} must hold the states of the statistics.",
-                "Name the folder that the InteractionEncoder wrote, or run again.",
-                f"{type(error).__name__}: {error}",
-            ) from None
 
     def features(
         self, user_row: np.ndarray, item_row: np.ndarray, catalogue: Catalogue

@@ -213,64 +213,59 @@ def _explained(folder: Path) -> Iterator[None]:
 def _open_shard(
     folder: Path, part: str, shard: Mapping[str, Any], files: manifest.Files
 ) -> EventShard:
-    path = folder / part / shard["name"]
-    columns: dict[str, Any] = {
-        name: _map_column(path / f"{name}.npy", dtype, shard["events"])
-        for name, dtype in COLUMNS.items()
-        if f"{part}/{path.name}/{name}.npy" in files
-    }
-    features = _named_columns(folder, f"{part}/{path.name}/feature.", files, shard["events"])
-    offsets = _map_offsets(path / "offsets.npy", shard["users"], shard["events"])
-    longer = _open_history(folder, part, shard, files) if "history" in shard else None
-    return EventShard(**columns, offsets=offsets, features=features, longer_history=longer)
-
-
-def _open_history(
-    folder: Path, part: str, shard: Mapping[str, Any], files: manifest.Files
-) -> HistoryShard:
-    at, n, n_of_log = f"{part}/{shard['name']}/history", shard["history"], shard["events"]
-    return HistoryShard(
-        **{
-            name: _map_column(
-                folder / at / f"{name}.npy", dtype, n_of_log if name in ("tied", "place") else n
+    at, n = f"{part}/{shard['name']}", shard["events"]
+    longer = None
+    if "history" in shard:
+        lengths = {"offsets": shard["users"] + 1, "tied": n, "place": n}
+        longer = HistoryShard(
+            **_map_columns(
+                folder, f"{at}/history", files, HISTORY_COLUMNS, shard["history"], lengths
             )
-            for name, dtype in HISTORY_COLUMNS.items()
-        },
-        offsets=_map_offsets(folder / at / "offsets.npy", shard["users"], n),
-        features=_named_columns(folder, f"{at}/feature.", files, n),
-    )
+        )
+    lengths = {"offsets": shard["users"] + 1}
+    columns = _map_columns(folder, at, files, COLUMNS, n, lengths)
+    return EventShard(**columns, longer_history=longer)
 
 
 def _open_rows(
     folder: Path, part: str, shard: Mapping[str, Any], files: manifest.Files
 ) -> RowShard:
-    at, n = f"{part}/{shard['name']}/rows", shard["rows"]
-    columns: dict[str, Any] = {
-        name: _map_column(folder / at / f"{name}.npy", dtype, n)
-        for name, dtype in (ROW_COLUMNS | OPTIONAL_ROW_COLUMNS).items()
-        if f"{at}/{name}.npy" in files
-    }
-    return RowShard(
-        **columns,
-        offsets=_map_offsets(folder / at / "offsets.npy", shard["users"], n),
-        labels=_named_columns(folder, f"{at}/label.", files, n),
-        features=_named_columns(folder, f"{at}/feature.", files, n),
-    )
+    at, types = f"{part}/{shard['name']}/rows", ROW_COLUMNS | OPTIONAL_ROW_COLUMNS
+    lengths = {"offsets": shard["users"] + 1}
+    return RowShard(**_map_columns(folder, at, files, types, shard["rows"], lengths))
 
 
-def _named_columns(
-    folder: Path, prefix: str, files: manifest.Files, length: int
-) -> dict[str, np.ndarray]:
-    """Maps the columns `<prefix><name>.npy`, by name."""
-    names = [name[len(prefix) : -len(".npy")] for name in files if name.startswith(prefix)]
-    return {name: _map_column(folder / f"{prefix}{name}.npy", None, length) for name in names}
+def _map_columns(
+    folder: Path,
+    at: str,
+    files: manifest.Files,
+    types: Mapping[str, Any],
+    n: int,
+    lengths: Mapping[str, int],
+) -> dict[str, Any]:
+    """Maps the columns that `_save_columns` wrote to the folder `at`, by field.
 
-
-def _map_offsets(path: Path, n_users: int, n_events: int) -> np.ndarray:
-    offsets = _map_column(path, np.int64, n_users + 1)
-    if offsets[0] != 0 or offsets[-1] != n_events:
-        raise _damaged(path, f"an end of {offsets[-1]}, not {n_events}")
-    return offsets
+    Args:
+        folder: Folder of the store.
+        at: Folder of the columns in it.
+        files: Files of the store.
+        types: Types of the columns.
+        n: Number of values of a column.
+        lengths: The numbers of those with another number of values, with the one of the offsets.
+    """
+    columns: dict[str, Any] = {}
+    for file in files:
+        if not file.endswith(".npy") or file.rpartition("/")[0] != at:
+            continue
+        name, _, key = Path(file).stem.partition(".")
+        if key:  # One of several features or labels.
+            columns.setdefault(f"{name}s", {})[key] = _map_column(folder / file, None, n)
+        else:
+            dtype = np.int64 if name == "offsets" else types[name]
+            columns[name] = _map_column(folder / file, dtype, lengths.get(name, n))
+    if (ends := columns["offsets"][[0, -1]].tolist()) != [0, n]:
+        raise _damaged(folder / at / "offsets.npy", f"offsets from {ends}, not {[0, n]}")
+    return columns
 
 
 def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from recsys.data.hashes import fingerprints, hash_buckets, text_bounds
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.errors import RecsysError
 from recsys.strict import canonical_json
-from recsys.system.files import DAMAGE
+from recsys.system.files import undamaged
 
 UNKNOWN_ROW = 0
 
@@ -189,7 +189,7 @@ class Vocabulary:
         """
         file = open_vocabulary(path)
         first = 1 + file.config.hash_buckets
-        with _explained(path):
+        with _reading(path):
             table = pa.concat_tables(file.lines())
         count, last_seen, generation = (table[name].to_numpy() for name in COLUMNS[1:])
         return cls(
@@ -224,7 +224,7 @@ class VocabularyFile:
 
     def lines(self, columns: Sequence[str] = COLUMNS) -> Iterator[pa.Table]:
         """Yields the lines of the file, or some of their columns, by row group."""
-        with _explained(self.path), pq.ParquetFile(self.path) as file:
+        with _reading(self.path), pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns)
 
@@ -235,7 +235,7 @@ def open_vocabulary(path: Path) -> VocabularyFile:
     Raises:
         RecsysError: The file can't be read, is damaged, or is not a vocabulary.
     """
-    with _explained(path), pq.ParquetFile(path) as file:
+    with _reading(path), pq.ParquetFile(path) as file:
         if file.schema_arrow.names != COLUMNS:
             raise ValueError(f"columns {file.schema_arrow.names}")
         facts = file.schema_arrow.metadata
@@ -248,18 +248,20 @@ def open_vocabulary(path: Path) -> VocabularyFile:
         )
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Converts errors inside the context to ones that say what the file must be."""
-    try:
-        yield
-    except (*DAMAGE, pa.ArrowException) as error:
-        raise RecsysError(
-            "R212",
-            f"{str(path)!r} must be a vocabulary: a line for each row of the table.",
-            "Name one that VocabularyGen wrote, or build it again: recsys run.",
-            f"{type(error).__name__}: {error}",
-        ) from None
+def reading_data(
+    path: Path,
+    what: str,
+    code: str = "R230",
+    cure: str = "Name the folder that the InteractionEncoder wrote, or run again.",
+) -> AbstractContextManager[None]:
+    """Replaces errors inside the context by one that says what a damaged file must hold."""
+    rule = f"{str(path)!r} must hold {what}."
+    return undamaged(functools.partial(RecsysError, code, rule, cure))
+
+
+def _reading(path: Path) -> AbstractContextManager[None]:
+    cure = "Name one that VocabularyGen wrote, or build it again: recsys run."
+    return reading_data(path, "a vocabulary: a line for each row of the table", "R212", cure)
 
 
 def vocabulary_schema(cut: int, config: VocabularyConfig, split: SplitRule) -> pa.Schema:

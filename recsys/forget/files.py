@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.data import served_log
+from recsys.data.config import InteractionsConfig
 from recsys.data.forgotten import words_of
 from recsys.runs.retention import Thing
 from recsys.system import files
@@ -172,6 +173,29 @@ def forget_in_texts(root: Path, names: Names) -> int:
                 with files.replacing(path) as temporary:
                     temporary.write_text(new, "utf-8", "surrogateescape")
                 changed += 1
+    return changed
+
+
+def forget_in_served_logs(root: Path, config: InteractionsConfig, names: Names) -> int:
+    """Removes the rows of users from all logs below a root; returns how many files changed.
+
+    Args:
+        root: The root.
+        config: Columns of the rows.
+        names: The users.
+    """
+    rows, changed = served_log.ServedRows(config), 0
+    for folder in filter(Path.is_dir, (root / served_log.FOLDER).glob("*")):
+        with served_log.only_log_writer(folder):
+            for file in served_log.log_files(folder):
+                with file.open(encoding="utf-8", errors="surrogateescape", newline="\n") as opened:
+                    lines = list(opened)
+                kept = [line for line in lines if not rows.is_of(line, names.ids)]
+                if len(kept) < len(lines):
+                    with files.replacing(file) as temporary:
+                        temporary.touch(0o600)
+                        temporary.write_text("".join(kept), "utf-8", "surrogateescape")
+                    changed += 1
     return changed
 
 

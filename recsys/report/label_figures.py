@@ -1,4 +1,4 @@
-"""Figures of a ranker's labels: calibration, rates over time, and the coverage of inputs."""
+"""Figures of rankers: labels, rates over time, coverage of inputs; and of pairs with one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recsys.formats import count, counted
+from recsys.pair.folder import RANKER
 from recsys.report.charts import Chart, Series, key, spread, ticks
-from recsys.report.runs import Artifacts, MissingError
+from recsys.report.evaluated import Evaluated
+from recsys.report.page import read_part
+from recsys.report.run_figures import training_of
+from recsys.report.runs import Artifacts, MissingError, read_json
 
 _DIAGONAL = 4
 """Style of the line of perfect calibration."""
@@ -79,3 +83,30 @@ def _rates(label: str, periods: Sequence[Mapping[str, Any]]) -> Chart:
 
 def _date(time: float) -> str:
     return dt.datetime.fromtimestamp(time, dt.UTC).strftime("%Y-%m-%d")
+
+
+# --- pairs
+
+
+def read_pair(artifacts: Artifacts) -> dict[str, Any] | None:
+    """Returns the decision on a pair's ranker, the funnel of its lists, and the ranker's figures.
+
+    It is None for a model of one stage.
+    """
+    evaluation = artifacts.evaluated
+    pair = evaluation.get("pair")
+    if pair is None:
+        return None
+    own = evaluation.get("ranker")
+    return {
+        **pair,
+        "is_left_out": pair["second_stage"] == "left_out",
+        "metrics": own and {"evaluated": (of := Evaluated(own)), "names": [*of.metrics]},
+        "labels": calibration_of((own or {}).get("labels") or {}),
+        "training": read_part(_training, artifacts),
+    }
+
+
+def _training(artifacts: Artifacts) -> dict[str, Any]:
+    training = read_json(artifacts.model / RANKER / "training.json", "The ranker's training")
+    return training_of(training, artifacts.config.get("ranker") or {})

@@ -60,13 +60,12 @@ def read_spans(artifacts: Artifacts) -> dict[str, Any] | None:
     if folder is None or not (folder / "spans.json").is_file():
         return None
     spans = json.loads((folder / "spans.json").read_text(encoding="utf-8"))
-    shown = [span | {"is_odd": _is_odd(span)} for span in reversed(spans)]
-    rows = [span for i, span in enumerate(shown) if i < _SHOWN_SPANS or span["is_odd"]]
+    rows = []
+    for i, span in enumerate(reversed(spans)):
+        is_odd = span.get("state") not in ("read", "reused") or span.get("late") is True
+        if i < _SHOWN_SPANS or is_odd:
+            rows.append(span | {"is_odd": is_odd})
     return {"n": len(spans), "words": spans_in_words(spans_of(spans)), "rows": rows}
-
-
-def _is_odd(span: Mapping[str, Any]) -> bool:
-    return span.get("state") not in ("read", "reused") or span.get("late") is True
 
 
 def read_split(artifacts: Artifacts) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from recsys.fingerprint import version_text
 from recsys.formats import is_number
-from recsys.report import figures, label_figures, pair_figures, run_figures
+from recsys.report import figures, label_figures, run_figures
 from recsys.report.evaluated import Evaluated
 from recsys.report.page import Part, read_part, render, templates
 from recsys.report.runs import INDEX, Artifacts, read_json
@@ -25,7 +25,7 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "other": figures.read_other_protocol,
     "slices": figures.read_slices,
     "labels": label_figures.read_labels,
-    "pair": pair_figures.read_pair,
+    "pair": label_figures.read_pair,
     "exposure": figures.read_exposure,
     "users": figures.read_users,
     "sources": run_figures.read_sources,

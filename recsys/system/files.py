@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -21,8 +22,24 @@ from typing import Any
 
 from recsys.errors import RecsysError
 
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""Errors that reading a JSON file and its expected fields may raise."""
+DAMAGE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""Errors that reading a damaged file and its expected fields may raise, besides Arrow's."""
+
+
+@contextmanager
+def undamaged(error: Callable[[str], RecsysError]) -> Iterator[None]:
+    """Replaces what reading a damaged file raises.
+
+    Args:
+        error: Returns the error for a text that says what was raised.
+    """
+    try:
+        yield
+    except Exception as raised:
+        # The module of Arrow's errors isn't imported here: it takes a quarter of a second.
+        if isinstance(raised, DAMAGE) or type(raised).__module__ == "pyarrow.lib":
+            raise error(f"{type(raised).__name__}: {raised}") from None
+        raise
 
 
 def open_regular(path: str | Path) -> BufferedReader:
@@ -46,15 +63,10 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         RecsysError: It is missing or damaged (R221).
     """
-    try:
+    rule = f"{str(path)!r} must be as it was written."
+    cure = f"Delete {str(path.parent)!r} and run again."
+    with undamaged(functools.partial(RecsysError, "R221", rule, cure)):
         return read_json(path)
-    except DAMAGE as error:
-        raise RecsysError(
-            "R221",
-            f"{str(path)!r} must be as it was written.",
-            f"Delete {str(path.parent)!r} and run again.",
-            f"{type(error).__name__}: {error}",
-        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.labels import merge_impressions
 from recsys.data.served_log import log_files, only_log_writer
 from recsys.data.sources.pieces import read_all
-from recsys.forget.files import Names
-from recsys.forget.served_log import forget_in_served_logs
+from recsys.forget.files import Names, forget_in_served_logs
 from recsys.serving.label_scorer import RankedItems, RankQuery
 from recsys.serving.opening import open_bundle
 from recsys.serving.pool import ServerMetrics

@@ -41,9 +41,9 @@ from pydantic import model_validator
 from recsys import registry
 from recsys.data.config import read_event_feature, write_event_feature
 from recsys.data.label_config import LabelConfig, dependencies_first
-from recsys.errors import RecsysError
+from recsys.data.vocabulary import reading_data
 from recsys.strict import Name, Strict
-from recsys.system.files import DAMAGE, read_json
+from recsys.system.files import read_json
 
 Value = Literal["text", "number", "time", "vector", "gap", "tokens", "statistic"]
 """Type of the values of a feature: text; float32; int64 [seconds since 1970, UTC]; lists of
@@ -62,6 +62,7 @@ Side = Literal["event", "row"]
 """What has a feature: an event; or a row, a pair of a query and an item."""
 
 FOLDER, SUMMARY = "event_features", "features.json"
+_CONTENT = "the features of events"
 TIME_COLUMN = "timestamp"
 """Default name of the raw column of the times of events."""
 
@@ -253,12 +254,10 @@ def load_event_features(folder: Path) -> tuple[LearnedFeature, ...]:
     """
     if not folder.exists():
         return ()
-    try:
+    with reading_data(folder, _CONTENT):
         options = read_json(folder / SUMMARY)["features"]
         features = [read_event_feature(one) for one in options]
         tables = [pq.read_table(folder / f"{feature.name}.parquet") for feature in features]
-    except (*DAMAGE, pa.ArrowException) as error:
-        raise _damaged(folder, error) from None
     return tuple(map(LearnedFeature, features, tables))
 
 
@@ -284,19 +283,8 @@ def labels_of(folder: Path) -> dict[str, LabelConfig]:
     """
     if not (folder / SUMMARY).is_file():
         return {}
-    try:
+    with reading_data(folder, _CONTENT):
         labels = read_json(folder / SUMMARY).get("labels", {})
         return {
             name: LabelConfig.model_validate(label, strict=False) for name, label in labels.items()
         }
-    except DAMAGE as error:
-        raise _damaged(folder, error) from None
-
-
-def _damaged(folder: Path, error: Exception) -> RecsysError:
-    return RecsysError(
-        "R230",
-        f"{str(folder)!r} must hold the features of events.",
-        "Name the folder that the InteractionEncoder wrote, or run again.",
-        f"{type(error).__name__}: {error}",
-    )

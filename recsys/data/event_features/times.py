@@ -90,15 +90,23 @@ class Month(_Calendar):
     _n: ClassVar[int] = 12
 
     def of_local(self, time: Any) -> Any:
-        """Returns the month of local times, in the Gregorian calendar.
+        """Returns the month of local times."""
+        return month_of(time // 86_400)
 
-        Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
-        """
-        day_of_era = (time // 86_400 + 719_468) % 146_097
-        leap_days = day_of_era // 1460 - day_of_era // 36_524 + day_of_era // 146_096
-        year_of_era = (day_of_era - leap_days) // 365
-        day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-        return ((5 * day_of_year + 2) // 153 + 2) % 12
+
+def month_of(days: Any) -> Any:
+    """Returns the month of days since 1970, in the Gregorian calendar; January is 0.
+
+    Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
+
+    Args:
+        days: Days int64: arrays or tensors.
+    """
+    day_of_era = (days + 719_468) % 146_097
+    leap_days = day_of_era // 1460 - day_of_era // 36_524 + day_of_era // 146_096
+    year_of_era = (day_of_era - leap_days) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    return ((5 * day_of_year + 2) // 153 + 2) % 12
 
 
 _FIRST, _LAST = 0, 4_102_444_800

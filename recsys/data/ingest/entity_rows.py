@@ -21,7 +21,14 @@ import pyarrow as pa
 from recsys.data.catalogue import FeatureSize, write_features, write_titles
 from recsys.data.config import ItemsConfig, UsersConfig
 from recsys.data.dead_letters import Tally, refuse_empty, write_summary
-from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities, raw_columns
+from recsys.data.entities import (
+    EntityConfig,
+    id_column,
+    keep_latest,
+    parse_entities,
+    raw_columns,
+    remark_on_conflicts,
+)
 from recsys.data.example_files import read_split, write_examples
 from recsys.data.forgotten import Forgotten
 from recsys.data.ingest.buckets import Buckets, regroup
@@ -119,9 +126,10 @@ def summarize_entities(
     if "failure" in read:
         raise RecsysError.from_json(read["failure"]["error"])
     files = [file.path for file in match_files(config, what)]
+    remarks = [remark for remark in [remark_on_skipped(config)] if remark]
     n_conflicts = sum(bucket.get("conflicts", 0) for bucket in read["buckets"])
-    found = (remark_on_skipped(config), _remark_on_conflicts(what, config, n_conflicts))
-    remarks = [remark for remark in found if remark]
+    if n_conflicts and config.latest is None:
+        remarks.append(f"{remark_on_conflicts(what, n_conflicts)}.")
     for remark in remarks:
         emit("note", step=STEPS[what], text=remark)
     remarked = {"remarks": remarks} if remarks else {}
@@ -129,15 +137,6 @@ def summarize_entities(
     summary = write_summary([read["tally"], *read["buckets"], remarked], letters, files)
     refuse_empty(summary, what)
     return summary
-
-
-def _remark_on_conflicts(what: str, config: EntityConfig, n_conflicts: int) -> str | None:
-    if not n_conflicts or config.latest is not None:
-        return None
-    return (
-        f"{n_conflicts:,} rows of {what} have other values than an earlier row with their id, of"
-        f" which the first is used. Set data.{what}.latest to the column that says which is newest."
-    )
 
 
 def _parse(

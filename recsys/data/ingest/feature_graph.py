@@ -11,6 +11,7 @@ import tensorflow_transform as tft
 
 from recsys.data import encoding_graphs
 from recsys.data.encodings import NORMAL_BUCKETS
+from recsys.data.event_features.times import month_of
 from recsys.data.feature_options import NumberOptions
 from recsys.data.split import DAY_S
 
@@ -90,25 +91,13 @@ def crossed_rows(codes: tf.RaggedTensor, n_parts: int, n_buckets: int) -> tf.Rag
 
 
 def months(values: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns the months [1..12] of days since 1970-01-01, in the Gregorian calendar.
-
-    Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days.
-    """
-    return tf.ragged.map_flat_values(_month, values)
+    """Returns the months [1..12] of days since 1970-01-01."""
+    return tf.ragged.map_flat_values(lambda days: 1 + month_of(days), values)
 
 
 def joined(*rows: tf.RaggedTensor) -> tf.RaggedTensor:
     """Concatenates the token rows of several bags."""
     return tf.concat([tf.cast(bag, tf.int64) for bag in rows], axis=1)
-
-
-def _month(days: tf.Tensor) -> tf.Tensor:
-    day_of_era = tf.math.floormod(days + 719_468, 146_097)
-    leap_days = day_of_era // 1460 - day_of_era // 36_524 + day_of_era // 146_096
-    year_of_era = (day_of_era - leap_days) // 365
-    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    from_march = (5 * day_of_year + 2) // 153
-    return tf.where(from_march < 10, from_march + 3, from_march - 9)
 
 
 # --- numbers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,39 +47,34 @@ class TrainedTimes:
         return np.repeat(known, counts), self._times[ranges(starts, counts)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Moments:
-    """The user and time of events, sorted by both.
+def gaps_of(
+    user: np.ndarray,
+    time: np.ndarray,
+    is_in_history: np.ndarray | None,
+    trained: TrainedTimes | None,
+    users: pa.Table,
+) -> np.ndarray:
+    """Returns the time since the newest event of each event's history `[n]` int64 [s].
 
-    Attributes:
-        user: Index of the user of each event `[n]`, from 0 on.
-        time: Time of each event `[n]` [seconds since 1970, UTC].
+    It is the lowest int64 if the history is empty.
+
+    Args:
+        user: Index of the user of each event `[n]`, from 0 on, ascending.
+        time: Time of each event `[n]` [seconds since 1970, UTC], ascending within a user.
         is_in_history: Which events a history can hold `[n]` bool; None: all.
+        trained: Earlier events of the users; None: there are none.
+        users: The users, in the columns of `USERS_SCHEMA`.
     """
-
-    user: np.ndarray
-    time: np.ndarray
-    is_in_history: np.ndarray | None
-
-    def gaps(self, trained: TrainedTimes | None, users: pa.Table) -> np.ndarray:
-        """Returns the time since the newest event of each event's history `[n]` int64 [s].
-
-        It is the lowest int64 if the history is empty.
-
-        Args:
-            trained: Earlier events of the users; None: there are none.
-            users: The users, in the columns of `USERS_SCHEMA`.
-        """
-        inside = np.ones(len(self.user), bool) if self.is_in_history is None else self.is_in_history
-        if trained is None:
-            return _gaps(self.user, self.time, inside)
-        user, time = trained.of(users)
-        n = len(user)
-        user, time = np.concatenate([user, self.user]), np.concatenate([time, self.time])
-        inside = np.concatenate([np.ones(n, bool), inside])
-        order, gaps = np.lexsort((time, user)), np.empty(len(user), np.int64)
-        gaps[order] = _gaps(user[order], time[order], inside[order])
-        return gaps[n:]
+    inside = np.ones(len(user), bool) if is_in_history is None else is_in_history
+    if trained is None:
+        return _gaps(user, time, inside)
+    earlier, times = trained.of(users)
+    n = len(earlier)
+    user, time = np.concatenate([earlier, user]), np.concatenate([times, time])
+    inside = np.concatenate([np.ones(n, bool), inside])
+    order, gaps = np.lexsort((time, user)), np.empty(len(user), np.int64)
+    gaps[order] = _gaps(user[order], time[order], inside[order])
+    return gaps[n:]
 
 
 def _gaps(user: np.ndarray, time: np.ndarray, inside: np.ndarray) -> np.ndarray:

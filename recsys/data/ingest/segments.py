@@ -195,11 +195,9 @@ def make_segments(
     """
     tasks = [(at, b) for at, (_, segment) in enumerate(plans) for b in range(segment.n_buckets)]
     progress = StepProgress(work / f"made-{uuid.uuid4().hex}", step, len(tasks))
-    rows = [
-        _SpanRows(Path() if span.rows is None else span.rows.path, span.file_indices, span.buckets)
-        for span in spans
-    ]
-    each = functools.partial(_make_bucket, rows, plans, with_examples, progress)
+    # The pieces were read, and not all errors can be sent to other processes.
+    read = [dataclasses.replace(span, pieces=(), error=None) for span in spans]
+    each = functools.partial(_make_bucket, read, plans, with_examples, progress)
     facts: list[dict[str, Any]] = [
         {"parts": [], "dropped": [0] * len(segment.spans)} for _, segment in plans
     ]
@@ -209,46 +207,32 @@ def make_segments(
     return facts
 
 
-@dataclasses.dataclass(frozen=True)
-class _SpanRows:
-    """The rows of a span.
+def _rows_of(span: Span, segment: Segment, bucket: int) -> pa.Table | None:
+    """Returns the rows that a span has in a bucket of a segment, if there are any.
 
-    Attributes:
-        folder: Their folder.
-        file_indices: Index of each of its files among all files of the window.
-        buckets: Facts of its buckets.
+    Their positions are relative to all files of the window.
     """
-
-    folder: Path
-    file_indices: tuple[int, ...]
-    buckets: Sequence[dict[str, Any]]
-
-    def read(self, segment: Segment, bucket: int) -> pa.Table | None:
-        """Returns the rows of a bucket of a segment, if there are any.
-
-        Their positions are relative to all files of the window.
-        """
-        own = bucket % len(self.buckets)
-        if not self.buckets[own].get("rows"):
-            return None
-        with pa.memory_map(str(self.folder / _bucket_file(own))) as file:
-            rows = pa.ipc.open_file(file).read_all()
-        midnights = [segment.first * DAY_S, (segment.last + 1) * DAY_S]
-        start, end = np.searchsorted(rows[TIME.name].to_numpy(), midnights)
-        rows = rows.slice(start, end - start)
-        if segment.n_buckets > len(self.buckets):
-            buckets = hash_buckets(rows["user_id"].combine_chunks(), segment.n_buckets)
-            rows = rows.filter(pa.array(buckets == bucket))
-        position = rows[POSITION.name].to_numpy()
-        file_index = position >> POSITION_FILE_BITS
-        place = np.array(self.file_indices, np.int64)[file_index]
-        moved = position + ((place - file_index) << POSITION_FILE_BITS)
-        at = rows.column_names.index(POSITION.name)
-        return rows.set_column(at, POSITION, pa.array(moved, POSITION.type))
+    own = bucket % len(span.buckets)
+    if span.rows is None or not span.buckets[own].get("rows"):
+        return None
+    with pa.memory_map(str(span.rows.path / _bucket_file(own))) as file:
+        rows = pa.ipc.open_file(file).read_all()
+    midnights = [segment.first * DAY_S, (segment.last + 1) * DAY_S]
+    start, end = np.searchsorted(rows[TIME.name].to_numpy(), midnights)
+    rows = rows.slice(start, end - start)
+    if segment.n_buckets > len(span.buckets):
+        buckets = hash_buckets(rows["user_id"].combine_chunks(), segment.n_buckets)
+        rows = rows.filter(pa.array(buckets == bucket))
+    position = rows[POSITION.name].to_numpy()
+    file_index = position >> POSITION_FILE_BITS
+    place = np.array(span.file_indices, np.int64)[file_index]
+    moved = position + ((place - file_index) << POSITION_FILE_BITS)
+    at = rows.column_names.index(POSITION.name)
+    return rows.set_column(at, POSITION, pa.array(moved, POSITION.type))
 
 
 def _make_bucket(
-    spans: Sequence[_SpanRows],
+    spans: Sequence[Span],
     plans: Sequence[tuple[Path, Segment]],
     with_examples: bool,
     progress: StepProgress,
@@ -262,7 +246,7 @@ def _make_bucket(
     """
     at, bucket = task
     folder, segment = plans[at]
-    read = [spans[n].read(segment, bucket) for n in segment.spans]
+    read = [_rows_of(spans[n], segment, bucket) for n in segment.spans]
     tables = [
         rows.append_column(_SPAN, pa.array(np.full(rows.num_rows, number, np.int32)))
         for number, rows in enumerate(read)

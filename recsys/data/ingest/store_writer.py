@@ -29,7 +29,7 @@ from recsys.data.ingest.event_values import as_arrow, encoder, smallest
 from recsys.data.ingest.growth import Growth
 from recsys.data.ingest.id_places import IdRows
 from recsys.data.ingest.late_labels import save_late_labels
-from recsys.data.ingest.moments import Moments, TrainedTimes, newest_time, numbered
+from recsys.data.ingest.moments import TrainedTimes, gaps_of, newest_time, numbered
 from recsys.data.ingest.segment_parts import (
     ITEMS,
     MISSING,
@@ -260,7 +260,7 @@ class _PartWriter:
             if name.startswith("label.")
         }
         inside: Any = columns.pop("history", is_positive if labels else None)
-        features = self._encoded(columns, Moments(user, time, inside), users)
+        features = self._encoded(columns, user, time, inside, users)
         optional: dict[str, Any] = {name: columns[name] for name in OPTIONAL if name in columns}
         log = EventShard(
             user_row[user], item_row, time, tied, offsets, features=features, **optional
@@ -316,13 +316,18 @@ class _PartWriter:
         return users.cast(USERS_SCHEMA), offsets, columns
 
     def _encoded(
-        self, columns: dict[str, np.ndarray], moments: Moments, users: pa.Table
+        self,
+        columns: dict[str, np.ndarray],
+        user: np.ndarray,
+        time: np.ndarray,
+        inside: np.ndarray | None,
+        users: pa.Table,
     ) -> dict[str, np.ndarray]:
         """Returns the features by name."""
         encoded: dict[str, np.ndarray] = {}
         for one in sorted(self._features, key=lambda one: one.feature.value == "tokens"):
             if one.feature.value == "gap":
-                gaps = as_arrow(moments.gaps(self._trained, users))
+                gaps = as_arrow(gaps_of(user, time, inside, self._trained, users))
                 encoded[one.name] = smallest(one.encode(gaps), one.rows)
             elif one.feature.value == "tokens":
                 of: Any = one.feature

@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 
 from recsys.data.config import GateConfig, InteractionsConfig
 from recsys.data.dead_letters import letters_tally
-from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities
+from recsys.data.entities import (
+    EntityConfig,
+    id_column,
+    keep_latest,
+    parse_entities,
+    remark_on_conflicts,
+)
 from recsys.data.inspect.profile import Profile, Sample
 from recsys.data.inspect.roles import has_few_numbers
 from recsys.data.inspect.sides import Side
@@ -168,11 +174,7 @@ def remarks_on(
             columns = sides[what].profiles.values()
             times = [p.name for p in columns if p.kind == "time" or p.unit is not None]
             such = f", such as {shown(times[0])}" if times else ""
-            yield (
-                f"{found.n_conflicts:,} rows of {what} have other values than an earlier row with"
-                f" their id, of which the first is used. Set data.{what}.latest to the column"
-                f" that says which is newest{such}."
-            )
+            yield f"{remark_on_conflicts(what, found.n_conflicts)}{such}."
     positives = events.positives
     ids = {name: pc.count_distinct(positives[f"{name}_id"]).as_py() for name in ("user", "item")}
     few = " and ".join(counted(n, name, f"{name}s") for name, n in ids.items() if n < _ENOUGH_IDS)

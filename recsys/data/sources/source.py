@@ -226,7 +226,10 @@ class RawBatch:
         at = np.flatnonzero(bad.to_numpy(zero_copy_only=False))
         if len(at) == 0:
             return self.rejected
-        raw = self._as_json(at) if self.raw_rows is None else self.raw_rows(at)
+        if self.raw_rows is None:
+            raw = [as_json(row) for row in self.columns.take(pa.array(at)).to_pylist()]
+        else:
+            raw = self.raw_rows(at)
         letters = dead_letters(reasons, self.file, self.line(at), raw)
         return join_batches([self.rejected, letters])
 
@@ -245,10 +248,6 @@ class RawBatch:
             element=None if self.element is None else self.element[at],
             lines=None if lines is None else lambda rows: lines(at[rows]),
         )
-
-    def _as_json(self, at: np.ndarray) -> list[bytes]:
-        rows = self.columns.take(pa.array(at)).to_pylist()
-        return [as_json(row) for row in rows]
 
 
 def moved(batch: RawBatch, shift: int) -> RawBatch:
