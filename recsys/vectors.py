@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, direction_width, read_summary
 from recsys.savedmodel.row_slices import read_rows
 from recsys.system import manifest as manifests
-from recsys.system.files import DAMAGE, commit_folder, free_there, only_writer, remove, retire
+from recsys.system.files import commit_folder, free_there, only_writer, remove, retire, undamaged
 
 ITEMS, DELETED = "items", "deleted.parquet"
 ID, EMBEDDING = "id", "embedding"
@@ -142,7 +143,9 @@ def _ids_of(folder: Path) -> pa.Array:
     Raises:
         RecsysError: It is damaged or of an earlier version (R595).
     """
-    try:
+    rule = f"The publication {str(folder)!r} must be complete, to know what was deleted since."
+    cure = "Restore it, or publish into another folder and build the engine's index anew."
+    with undamaged(functools.partial(RecsysError, "R595", rule, cure)):
         manifest = manifests.read_manifest(folder / MANIFEST)
         if manifest["format"] != _FORMAT:
             raise ValueError(f"format {manifest['format']!r}")
@@ -150,10 +153,6 @@ def _ids_of(folder: Path) -> pa.Array:
         parts = sorted((folder / ITEMS).glob("*.parquet"))
         ids = [pq.read_table(part, columns=[ID])[ID].cast(pa.large_string()) for part in parts]
         return pa.concat_arrays([_NO_IDS, *(chunk for column in ids for chunk in column.chunks)])
-    except (*DAMAGE, manifests.ManifestError, pa.ArrowException) as error:
-        rule = f"The publication {str(folder)!r} must be complete, to know what was deleted since."
-        cure = "Restore it, or publish into another folder and build the engine's index anew."
-        raise RecsysError("R595", rule, cure, str(error)) from None
 
 
 def _write_manifest(
@@ -203,10 +202,8 @@ class ItemVectors:
             RecsysError: It is damaged (R501, R502, R591), or nothing was pushed (R510).
         """
         path = _resolved(folder)
-        try:
+        with undamaged(functools.partial(_damaged, path)):
             return _open_bundle(path) if (path / MANIFEST).exists() else _open_model(path)
-        except (*DAMAGE, EOFError, pa.ArrowException) as error:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from None
 
     @property
     def dim(self) -> int:
@@ -233,16 +230,14 @@ class ItemVectors:
             RecsysError: A vector isn't finite, or the folder is damaged (R591).
         """
         start = 1
-        try:
+        n = len(self.embeddings)
+        with undamaged(functools.partial(_damaged, self.folder)):
             for lines in self._lines(shard_rows):
                 vectors = read_rows(self.embeddings, start, start + len(lines))
                 start += len(lines)
                 yield self._table(lines, vectors, columns)
-        except (*DAMAGE, pa.ArrowException) as error:
-            raise _damaged(self.folder, f"{type(error).__name__}: {error}") from None
-        if start != len(self.embeddings):
-            received = f"{start - 1:,} items for {len(self.embeddings) - 1:,} vectors"
-            raise _damaged(self.folder, received)
+            if start != n:
+                raise ValueError(f"{start - 1:,} items for {n - 1:,} vectors")
 
     def _table(
         self, lines: pa.RecordBatch, vectors: np.ndarray, columns: Sequence[str]

@@ -9,6 +9,7 @@ checked in a process with only TensorFlow, and adds model card and manifest.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -36,7 +37,7 @@ from recsys.savedmodel.signatures import (
     write_warmup,
 )
 from recsys.system.events import emit
-from recsys.system.files import DAMAGE, commit_folder, free_there, read_result
+from recsys.system.files import commit_folder, free_there, read_result, undamaged
 from recsys.system.process import release_freed
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
@@ -146,10 +147,8 @@ def _side_class(model: Any, folder: Path, evaluation: dict[str, Any] | None) -> 
 
 def _trained_stage(model: Path) -> TrainStage:
     """Returns the config that a model was trained with."""
-    try:
+    with undamaged(functools.partial(damaged, model)):
         return read_in_folder(TrainStage, read_summary(model)["stage"], model)
-    except DAMAGE as error:
-        raise damaged(model, f"{type(error).__name__}: {error}") from None
 
 
 def _save_module(folder: Path, name: str, side: ServingSide) -> None:

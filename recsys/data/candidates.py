@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from recsys.errors import RecsysError
+from recsys.data.vocabulary import reading_data
 from recsys.system import manifest
 
 FACTS, INNER = "facts.json", "inner"
@@ -68,16 +68,10 @@ class Candidates:
         Raises:
             RecsysError: The folder holds none, or a file is damaged (R221).
         """
-        try:
+        what = "the candidates that were drawn for a ranker"
+        with reading_data(folder, what, "R221", "Delete it and run again: they are drawn anew."):
             manifest.verify_files(folder, manifest.read_manifest(folder / FACTS)["files"], True)
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        except (manifest.ManifestError, OSError, ValueError) as error:
-            raise RecsysError(
-                "R221",
-                f"{str(folder)!r} must hold the candidates that were drawn for a ranker.",
-                "Delete it and run again: they are drawn anew.",
-                str(error),
-            ) from None
         digest = manifest.manifest_digest(folder / FACTS)
         columns = {n: np.asarray(x) for n, x in arrays.items()}
         return cls(**columns, digest=str(digest), model=folder.parent / INNER)

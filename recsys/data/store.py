@@ -46,11 +46,11 @@ from recsys.data.event_log import (
 )
 from recsys.data.row_log import OPTIONAL_ROW_COLUMNS, ROW_COLUMNS, RowLog, RowShard
 from recsys.data.split import BY_TIME, SplitRule
-from recsys.data.vocabulary import IdIndex
+from recsys.data.vocabulary import IdIndex, reading_data
 from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system import manifest
-from recsys.system.files import DAMAGE, commit_folder
+from recsys.system.files import commit_folder, undamaged
 
 MANIFEST = "store.json"
 PARTS = ("train", "eval")
@@ -154,10 +154,8 @@ class InteractionStore:
         tables = [USERS_SCHEMA.empty_table()]
         for shard in self._shards[part]:
             path = self._folder / part / shard["name"] / _USERS
-            try:
+            with undamaged(functools.partial(_damaged, path)):
                 tables.append(pq.read_table(path, schema=USERS_SCHEMA))
-            except (OSError, pa.ArrowException) as error:
-                raise _damaged(path, str(error)) from None
         table = pa.concat_tables(tables).combine_chunks()
         ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
         return LogUsers(ids, table["user_row"].to_numpy())
@@ -197,17 +195,11 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
     """Converts errors inside the context to ones that name the damaged file or folder."""
-    try:
-        yield
-    except manifest.ChangedFileError as error:
-        raise _damaged(folder / error.name, error.reason) from None
-    except (*DAMAGE, manifest.ManifestError) as error:
-        raise RecsysError(
-            "R220",
-            f"{str(folder)!r} must hold an interaction store.",
-            "Name the folder that the InteractionEncoder wrote, or run again.",
-            f"{type(error).__name__}: {error}",
-        ) from None
+    with reading_data(folder, "an interaction store", "R220"):
+        try:
+            yield
+        except manifest.ChangedFileError as error:
+            raise _damaged(folder / error.name, error.reason) from None
 
 
 def _open_shard(
@@ -270,10 +262,8 @@ def _map_columns(
 
 def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
     """Maps a column of `length` values into memory, read-only; None: of any type and width."""
-    try:
+    with undamaged(functools.partial(_damaged, path)):
         column = map_array(path)
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, str(error)) from None
     is_alike = len(column) == length if dtype is None else column.shape == (length,)
     if not is_alike or (dtype is not None and column.dtype != dtype):
         wanted = f"{'' if dtype is None else np.dtype(dtype)} ({length},)".strip()

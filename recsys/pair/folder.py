@@ -8,13 +8,14 @@ Code that knows no pairs reads the folder as the retriever's.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from recsys.models.summary import damaged, read_summary, summary_text
 from recsys.pair.config import RankerConfig
 from recsys.registry import load_plugins
 from recsys.registry.file_option import IN_FOLDER, read_in_folder
-from recsys.system.files import DAMAGE, commit_text
+from recsys.system.files import commit_text, undamaged
 
 RANKER = "ranker"
 PAIR = "pair.json"
@@ -43,9 +44,7 @@ def read_pair(ranker: Path) -> RankerConfig:
     Raises:
         RecsysError: The file is missing or damaged (R310).
     """
-    try:
+    with undamaged(functools.partial(damaged, ranker / PAIR)):
         # They may register the model that the config names.
         load_plugins(read_summary(ranker)["stage"]["plugins"])
         return read_in_folder(RankerConfig, read_summary(ranker, PAIR)["ranker"], ranker)
-    except DAMAGE as error:
-        raise damaged(ranker / PAIR, f"{type(error).__name__}: {error}") from None

@@ -6,6 +6,7 @@ A training takes them from its data folder. Without one, they are estimated from
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ from recsys.data.ingest.spans import read_spans
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError
-from recsys.system.files import DAMAGE, read_json
+from recsys.system.files import read_json, undamaged
 
 _MOST_ROWS, _MOST_NEW = 2**31 - 1, 1 << 20
 Side = Literal["item", "user"]
@@ -142,7 +143,9 @@ def _described(file: Path, side: Side) -> Iterator[FeatureTable]:
 
 def _of_data(folder: Path) -> TableRows:
     """Returns the table rows of a data folder."""
-    try:
+    rule = f"{str(folder)!r} must be a data folder, with vocabulary/ and catalogue/."
+    cure = "Name one that an InteractionEncoder wrote, or leave --data out."
+    with undamaged(functools.partial(RecsysError, "R372", rule, cure)):
         features = [*_described(folder / "catalogue" / SUMMARY, "item")]
         if (folder / "user_features").exists():
             features += _described(folder / "user_features" / SUMMARY, "user")
@@ -151,13 +154,6 @@ def _of_data(folder: Path) -> TableRows:
             side: pq.read_table(folder / "vocabulary" / f"{side}.parquet", columns=["count"])
             for side in ("users", "items")
         }
-    except (*DAMAGE, pa.ArrowException) as error:
-        raise RecsysError(
-            "R372",
-            f"{str(folder)!r} must be a data folder, with vocabulary/ and catalogue/.",
-            "Name one that an InteractionEncoder wrote, or leave --data out.",
-            str(error),
-        ) from None
     of_rows = {side: _filled(table["count"]) for side, table in counts.items()}
     rows = {side: len(of_side) for side, of_side in of_rows.items()}
     rows |= {feature.name: feature.rows for feature in features if not feature.floats}

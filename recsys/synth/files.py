@@ -73,13 +73,18 @@ def config_name(folder: Path) -> str:
     return f"synth-{''.join(words)}"[:60]
 
 
-def user_blocks(n_events: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields blocks of users with about `CHUNK_ROWS` events together."""
-    ends = np.cumsum(n_events)
+def user_blocks(
+    n_events: np.ndarray, root: np.random.SeedSequence
+) -> Iterator[tuple[int, int, np.random.Generator]]:
+    """Yields blocks of users with about `CHUNK_ROWS` events together.
+
+    Each has its own random generator, so it doesn't depend on earlier blocks.
+    """
+    ends, seed = np.cumsum(n_events), [int(word) for word in root.generate_state(4)]
     first, done = 0, 0
     while first < len(n_events):
         last = max(first + 1, int(np.searchsorted(ends, done + CHUNK_ROWS, side="right")))
-        yield first, last
+        yield first, last, np.random.default_rng([*seed, first])
         first, done = last, int(ends[last - 1])
 
 

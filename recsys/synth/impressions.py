@@ -308,11 +308,8 @@ def _rows(
     world: ImpressionsWorld, counts: np.ndarray, root: np.random.SeedSequence
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows, with labels and their probabilities, in blocks of users."""
-    seed = [int(word) for word in root.generate_state(4)]
     done = 0
-    for first, last in user_blocks(counts * SHOWN):
-        # Each block has its own seed, so it doesn't depend on earlier blocks.
-        rng = np.random.default_rng([*seed, first])
+    for first, last, rng in user_blocks(counts * SHOWN, root):
         shown = world.show(np.repeat(np.arange(first, last), counts[first:last]), rng)
         click, buy = world.click(shown), world.buy(shown)
         clicked = rng.random(len(click)) < click

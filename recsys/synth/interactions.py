@@ -342,10 +342,7 @@ def _summarize(out: Path, users: SynthUsers, items: SynthItems) -> SynthSummary:
 def _interactions(
     items: SynthItems, users: SynthUsers, root: np.random.SeedSequence
 ) -> Iterator[pa.RecordBatch]:
-    seed = [int(word) for word in root.generate_state(4)]
-    for first, last in user_blocks(users.n_events):
-        # Each block has its own seed, so it doesn't depend on earlier blocks.
-        rng = np.random.default_rng([*seed, first])
+    for first, last, rng in user_blocks(users.n_events, root):
         user, rank, time = draw_events(items, users, first, last, rng)
         yield pa.record_batch(
             {

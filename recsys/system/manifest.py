@@ -26,7 +26,7 @@ _BLOCK_BYTES = 1 << 22
 _DESCRIBED = ({"size", "sha256"}, {"size", "crc32"})
 
 
-class ManifestError(Exception):
+class ManifestError(ValueError):
     """A folder differs from its manifest.
 
     Attributes:

@@ -18,6 +18,7 @@ ranker reads those.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -47,7 +48,7 @@ from recsys.pair.config import PairStage, ranker_stage, retriever_stage
 from recsys.pair.draw import draw
 from recsys.pair.folder import PAIR, RANKER, ranker_of, write_pair
 from recsys.registry.file_option import read_in_folder
-from recsys.system.files import DAMAGE, commit_folder, read_json, remove
+from recsys.system.files import commit_folder, read_json, remove, undamaged
 from recsys.system.manifest import manifest_digest
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
@@ -176,12 +177,10 @@ def inner_stage(stage: PairStage, retriever: Path) -> TrainStage:
         RecsysError: The folder is damaged (R310).
         UsageError: With `ranker.share_tables`, the retriever has seen the newest events (R391).
     """
-    try:
+    with undamaged(functools.partial(damaged, retriever)):
         final = read_in_folder(TrainStage, read_summary(retriever)["stage"], retriever)
         training = read_json(retriever / "training.json")
         train, epochs = final.train, _epochs(final, training)
-    except DAMAGE as error:
-        raise damaged(retriever, f"{type(error).__name__}: {error}") from None
     if stage.ranker.share_tables:
         _check_inner(train.validation, stage.ranker.held_back, retriever)
         return final.model_copy(update={"mesh": stage.mesh, "warm_start": None})

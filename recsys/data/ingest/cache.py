@@ -22,7 +22,6 @@ from typing import Any
 
 from recsys.system.files import commit_folder, folders_in, remove
 from recsys.system.manifest import (
-    ManifestError,
     checksums,
     file_names,
     verify_folder,
@@ -77,7 +76,7 @@ class ContentCache:
         try:
             verify_folder(path / _MANIFEST)
             facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
-        except (OSError, ValueError, ManifestError):
+        except (OSError, ValueError):
             path.rename(self.root / f"{_DAMAGED}{name}-{uuid.uuid4().hex[:8]}")
             self.damaged.append(name)
             return None

@@ -207,13 +207,8 @@ def open_bytes(
     Raises:
         RecsysError: The file can't be opened, or is truncated while it is read.
     """
-
-    def open_raw() -> io.BufferedReader:
-        return io.BufferedReader(cast(Any, Section(path, start, stop)), _BUFFER_BYTES)
-
-    if compression is None:
-        return open_raw()
-    return _stream(_unpacked(path, open_raw, compression, stop))
+    raw = io.BufferedReader(cast(Any, Section(path, start, stop)), _BUFFER_BYTES)
+    return raw if compression is None else _stream(_unpacked(path, raw, compression, stop))
 
 
 def open_text(
@@ -295,6 +290,7 @@ codecs.register_error(_DAMAGED, _mark_damage)
 # --- decompression of one or several streams; data after the last one are an error
 
 _MOST_TIMES = 1000
+_ZSTD_BYTES = 1 << 14
 _INPUT_BYTES = 1 << 12  # Small, as bz2 may unpack it to ten thousand times its size.
 _ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 _DECODERS: dict[str, Callable[[], Any]] = {
@@ -324,17 +320,15 @@ def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -
         )
 
 
-def _unpacked(
-    path: str, open_raw: Callable[[], BinaryIO], compression: Compression, size: int
-) -> Iterator[bytes]:
+def _unpacked(path: str, raw: BinaryIO, compression: Compression, size: int) -> Iterator[bytes]:
     """Yields the decompressed bytes of a file.
 
     Raises:
         RecsysError: The file is damaged or truncated, or unpacks to too much.
     """
-    is_zstd, n_read = compression == "zstd", 0
+    n_read = 0
     try:
-        for part in _unpack_zstd(open_raw) if is_zstd else _unpack(open_raw(), compression):
+        for part in _unpack_zstd(raw) if compression == "zstd" else _unpack(raw, compression):
             n_read += len(part)
             check_growth(path, size, n_read)
             yield part
@@ -348,23 +342,14 @@ def _unpacked(
         ) from None
 
 
-def _unpack_zstd(open_raw: Callable[[], BinaryIO]) -> Iterator[bytes]:
-    """Yields the decompressed bytes of a file of zstd, up to the last good one."""
+def _unpack_zstd(raw: BinaryIO) -> Iterator[bytes]:
+    """Yields the decompressed bytes of a file of zstd.
 
-    def start() -> pa.CompressedInputStream:
-        return pa.CompressedInputStream(pa.PythonFile(open_raw(), "r"), "zstd")
-
-    stream, n_read = start(), 0
-    try:
-        while part := stream.read(_BUFFER_BYTES):
-            yield part
-            n_read += len(part)
-    except _ERRORS:  # A call that fails returns nothing, even if part of the data is intact.
-        stream = start()
-        while n_read:
-            n_read -= len(stream.read(min(n_read, _BUFFER_BYTES)))
-        while part := stream.read(1):
-            yield part
+    They come in small parts, since a call that fails returns nothing of what is good.
+    """
+    stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
+    while part := stream.read(_ZSTD_BYTES):
+        yield part
 
 
 def _unpack(raw: BinaryIO, compression: Compression) -> Iterator[bytes]:

@@ -296,7 +296,8 @@ def test_what_follows_a_stream_and_is_no_stream_is_an_error(tmp_path, ending, da
         "zeros behind": bytes(3) + second,
     }[damage]
     (tmp_path / "f").write_bytes(first + second)
-    with pytest.raises(RecsysError, match=rf"R253.*good up to byte {len(text):,} of") as raised:
+    good = "0" if ending == "zst" else f"{len(text):,}"
+    with pytest.raises(RecsysError, match=rf"R253.*good up to byte {good} of") as raised:
         read(tmp_path / "f")
     offset = len(first) + 3 * (damage == "zeros behind" and ending in ("gz", "xz"))
     assert ending == "zst" or f"byte {offset:,} of the file" in raised.value.received
