@@ -1,19 +1,21 @@
-"""Bilateral and decoupled softmax and the contrastive loss against numpy in float64."""
+"""All losses of retrieval against numpy in float64, and what each of them promises."""
 
 import functools
 import os
 import re
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
-from softmax_reference import assert_close, negatives, random_batch, use_kernels
+from softmax_reference import assert_close, mean_of, negatives, random_batch, use_kernels
 
 from recsys import registry
+from recsys.errors import RecsysError
 from recsys.losses import bilateral_softmax, cosine_contrastive, sampled_softmax, softmax_jax
 from recsys.losses.batch import MeanHinge, Softmax
 
@@ -45,7 +47,8 @@ def mean_and_gradients(batch, losses, to_products, to_log_q, to_temperature):
         to_temperature: To the temperature `[n]`.
     """
     query, candidate, _, weight = wide(batch)
-    share = weight / weight.sum()
+    total = weight.sum() or 1.0
+    share = weight / total
     mean = share @ losses
     slopes = share[:, None] * to_products
     return mean, {
@@ -53,7 +56,7 @@ def mean_and_gradients(batch, losses, to_products, to_log_q, to_temperature):
         "candidate": slopes.T @ query,
         "log_q": share @ to_log_q,
         "temperature": share @ to_temperature,
-        "weight": (losses - mean) / weight.sum(),
+        "weight": (losses - mean) / total,
     }
 
 
@@ -95,6 +98,46 @@ def contrastive_exact(batch, margin, w):
     slopes = w * v * (products > margin) - positive * (missing > 0)[:, None]
     nothing = np.zeros_like(products)
     return mean_and_gradients(batch, losses, slopes, nothing, np.zeros(len(query)))
+
+
+def squares_exact(batch, w=6.0, regularisation=0.007):
+    query, candidate, _, weight = wide(batch)
+    n, n_candidates = len(query), len(candidate)
+    positive = np.eye(n, n_candidates)
+    of_pair = positive + w * (np.arange(n_candidates) >= n) / (n_candidates - n)
+    scores = query @ candidate.T / batch.temperature
+    lengths = (query**2).sum(axis=1)[:, None] + (candidate**2).sum(axis=1)
+    losses = (of_pair * ((positive - scores) ** 2 + regularisation * lengths)).sum(axis=1)
+    slopes = -2 * of_pair * (positive - scores) / batch.temperature
+    nothing, to_temperature = np.zeros_like(scores), -(slopes * scores).sum(axis=1)
+    mean, gradients = mean_and_gradients(batch, losses, slopes, nothing, to_temperature)
+    pull = 2 * regularisation * (weight / weight.sum())[:, None] * of_pair
+    gradients["query"] += pull.sum(axis=1)[:, None] * query
+    gradients["candidate"] += pull.sum(axis=0)[:, None] * candidate
+    return mean, gradients
+
+
+def pairwise_exact(batch):
+    query, candidate, _, weight = wide(batch)
+    n, each = len(query), np.arange(len(query))
+    negative = n + each % (len(candidate) - n)
+    row = batch.item_row[negative]
+    liked = (row == batch.item_row[:n]) | ((batch.known == row[:, None]) & (batch.known > 0)).any(
+        axis=1
+    )
+    of_pair = np.zeros((n, len(candidate)))
+    of_pair[each, each], of_pair[each, negative] = 1, -1
+    margin = (of_pair * (query @ candidate.T)).sum(axis=1) / batch.temperature
+    slope = -1 / (1 + np.exp(margin))
+    mean, gradients = mean_and_gradients(
+        batch._replace(weight=np.where(liked, 0, weight)),
+        np.logaddexp(0, -margin),
+        slope[:, None] * of_pair / batch.temperature,
+        np.zeros_like(of_pair),
+        -slope * margin / batch.temperature,
+    )
+    gradients["weight"][liked] = 0
+    return mean, gradients
 
 
 @functools.cache
@@ -156,7 +199,13 @@ LOSSES = {
         lambda batch: contrastive_exact(batch, np.float32(0.2), 20.0),
     ),
 }
+ALL = LOSSES | {
+    "softmax": (loss_named("sampled_softmax"), mean_of),
+    "least squares": (loss_named("least_squares"), squares_exact),
+    "pairwise": (loss_named("bpr"), pairwise_exact),
+}
 each_loss = pytest.mark.parametrize(("loss", "exact"), LOSSES.values(), ids=LOSSES)
+every_loss = pytest.mark.parametrize(("loss", "exact"), ALL.values(), ids=ALL)
 
 
 def batch_of(n_queries, n_candidates, dim, **options):
@@ -181,16 +230,17 @@ def test_loss_and_gradients_are_those_in_float64(
     assert_right(loss, batch, exact(batch))
 
 
-@each_loss
+@every_loss
 @settings(max_examples=12)
 @given(  # Of few shapes: each is compiled.
-    sizes=st.sampled_from([(1, 1), (20, 25)]),
+    sizes=st.sampled_from([(1, 0), (20, 5)]),
     items=st.integers(1, 30),
     known=st.just(3),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_batch_is_right(loss, exact, sizes, items, known, seed):
-    batch = batch_of(*sizes, 5, items=items, known=known, seed=seed)
+    n, n_drawn = sizes[0], max(sizes[1], loss.needs_drawn_negatives)
+    batch = batch_of(n, n + n_drawn, 5, items=items, known=known, seed=seed)
     assert_right(loss, batch, exact(batch), 1e-5)
 
 
@@ -247,13 +297,13 @@ def test_one_weight_and_one_temperature_are_the_plain_softmax(kernels):
         assert float(bilateral) == pytest.approx(float(softmax), rel=1e-6)
 
 
-# --- weights, and numbers that are none
+# --- weights, types, and numbers that are none
 
 
-@pytest.mark.parametrize("name", ["sampled_softmax", "bpr", *LOSSES])
+@pytest.mark.parametrize("name", ALL)
 def test_a_query_counts_by_its_weight(name):
     """Weights are how `train.user_balance` makes users count alike."""
-    loss = LOSSES[name][0] if name in LOSSES else loss_named(name)
+    loss, _ = ALL[name]
     batch = batch_of(6, 12, 4)._replace(item_row=np.arange(1, 13, dtype=np.int32))
     value, _ = with_gradients(loss, batch)
     alone = [
@@ -264,14 +314,53 @@ def test_a_query_counts_by_its_weight(name):
     assert float(value) == pytest.approx(expected, rel=1e-5)
 
 
-@each_loss
-@pytest.mark.parametrize("where", ["query", "candidate", "log_q"])
-def test_a_number_that_is_none_makes_the_loss_none(kernels, loss, exact, where):
+@every_loss
+def test_weights_that_sum_to_zero_give_loss_and_gradients_zero(kernels, loss, exact):
+    batch = batch_of(6, 10, 4)._replace(weight=np.zeros(6, np.float32))
+    value, gradients = with_gradients(loss, batch)
+    assert float(value) == 0
+    for name in ("query", "candidate", "log_q", "temperature"):
+        assert not np.any(gradients[name]), name
+
+
+@every_loss
+def test_bfloat16_counts_as_the_numbers_that_it_holds(kernels, loss, exact):
+    batch = batch_of(6, 10, 4, known=3)
+    half = [jnp.asarray(x, jnp.bfloat16) for x in (batch.query, batch.candidate)]
+    value, gradients = with_gradients(loss, batch._replace(query=half[0], candidate=half[1]))
+    mean, expected = exact(batch._replace(query=np.float32(half[0]), candidate=np.float32(half[1])))
+    assert value.dtype == jnp.float32
+    assert float(value) == pytest.approx(mean, rel=3e-6)
+    for name in ("query", "candidate"):
+        assert gradients[name].dtype == jnp.bfloat16
+        assert_close(gradients[name], expected[name], 2**-7)
+
+
+@every_loss
+@pytest.mark.parametrize(("where", "bad"), [("query", np.nan), ("candidate", np.inf)])
+def test_a_number_that_is_none_makes_the_loss_none(kernels, loss, exact, where, bad):
     batch = batch_of(6, 10, 4)
     array = getattr(batch, where).copy()
-    array[-1] = np.inf
+    array[-1] = bad
     value, _ = with_gradients(loss, batch._replace(**{where: array}))
     assert np.isnan(value)
+
+
+@pytest.mark.parametrize("name", ["softmax", *LOSSES])
+def test_an_infinite_probability_makes_the_loss_none(kernels, name):
+    batch = batch_of(6, 10, 4)
+    log_q = np.where(np.arange(10) == 9, -np.inf, batch.log_q).astype(np.float32)
+    assert np.isnan(with_gradients(ALL[name][0], batch._replace(log_q=log_q))[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "n"), [("softmax", 5), ("least squares", 6), ("pairwise", 6), ("contrastive", 5)]
+)
+def test_too_few_candidates_are_refused(name, n):
+    batch = batch_of(6, 6, 4)
+    cut = {key: getattr(batch, key)[:n] for key in ("candidate", "item_row", "log_q")}
+    with pytest.raises(RecsysError, match=rf"R344.*6 queries, {n} candidates"):
+        with_gradients(ALL[name][0], batch._replace(**cut))
 
 
 # --- several devices, and memory
@@ -288,7 +377,7 @@ def eight_devices():
 @pytest.mark.parametrize(
     "kernels", ["native", pytest.param("blocks", marks=pytest.mark.thorough)], indirect=True
 )
-@each_loss
+@every_loss
 def test_eight_devices_find_what_one_finds(kernels, eight_devices, loss, exact):
     batch = batch_of(64, 88, 16, items=40, known=5)
 
@@ -309,7 +398,7 @@ def test_eight_devices_find_what_one_finds(kernels, eight_devices, loss, exact):
         assert found.sharding.spec == PartitionSpec("x")
 
 
-@pytest.mark.parametrize("query_loss", [Softmax(decoupled=True), MeanHinge(0.1)])
+@pytest.mark.parametrize("query_loss", [Softmax(), Softmax(decoupled=True), MeanHinge(0.1)])
 def test_no_array_has_a_place_for_each_query_and_candidate(monkeypatch, query_loss):
     from recsys.losses.softmax_jax import sweep_loss
 

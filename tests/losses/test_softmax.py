@@ -2,10 +2,8 @@
 
 import functools
 import os
-import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +18,6 @@ from softmax_reference import (
     use_kernels,
 )
 
-from recsys.errors import RecsysError
 from recsys.losses import sampled_softmax
 
 
@@ -215,61 +212,7 @@ def test_where_everything_is_known_loss_and_gradients_are_zero(kernels):
         assert not np.any(gradient), name
 
 
-def test_bfloat16_counts_as_the_numbers_that_it_holds(kernels):
-    batch = random_batch(40, 60, 16, items=30, known=3)
-    half = [jnp.asarray(x, jnp.bfloat16) for x in (batch.query, batch.candidate)]
-    rounded = batch._replace(query=np.float32(half[0]), candidate=np.float32(half[1]))
-    gradient = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
-    loss, found = gradient(*half, *arguments(batch)[2:])
-    expected_loss, expected = mean_of(rounded)
-    assert loss.dtype == jnp.float32
-    assert_close(loss, expected_loss)
-    for gradient, name in zip(found, ["query", "candidate"], strict=True):
-        assert gradient.dtype == jnp.bfloat16
-        assert_close(gradient, expected[name], 2**-8)
-
-
-# --- weights
-
-
-def test_weights_that_sum_to_zero_give_loss_and_gradients_zero(kernels):
-    batch = random_batch(6, 10, 4)._replace(weight=np.zeros(6, np.float32))
-    loss, gradients = loss_and_gradients(batch)
-    assert float(loss) == 0
-    for name, gradient in gradients.items():
-        assert not np.any(gradient), name
-
-
-# --- inputs that are no numbers
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["query", "candidate", "log_q"])
-def test_a_number_that_is_none_makes_the_loss_none(kernels, where, bad):
-    batch = random_batch(6, 10, 4)
-    array = getattr(batch, where).copy()
-    array[-1] = bad
-    args = arguments(batch._replace(**{where: array}))
-    assert np.isnan(loss_of(*args))
-    assert np.isnan(jax.value_and_grad(loss_of)(*args)[0])
-
-
-def test_fewer_candidates_than_queries_are_refused():
-    batch = random_batch(6, 6, 4)
-    with pytest.raises(RecsysError, match=r"R344.*6 queries, 5 candidates"):
-        sampled_softmax(batch.query, batch.candidate[:5], batch.item_row[:5], batch.log_q[:5], 1.0)
-
-
 # --- what is computed
-
-
-def test_no_array_has_a_place_for_each_query_and_candidate(monkeypatch):
-    monkeypatch.setenv("RECSYS_NATIVE", "0")
-    args = arguments(random_batch(3000, 5000, 8, known=10))
-    compiled = jax.jit(jax.value_and_grad(loss_of, argnums=range(5))).lower(*args).compile()
-    assert not re.search(r"3000,500[01]|[35]000,[35]000|3000,10,5000", compiled.as_text())
-    # A quarter of one such array.
-    assert compiled.memory_analysis().temp_size_in_bytes < 3000 * 5000
 
 
 def test_evaluation_computes_no_gradients(monkeypatch):
