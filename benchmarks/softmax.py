@@ -2,7 +2,7 @@
 
 - `plain`: the formula as it is written, under `jax.value_and_grad`; it holds several
   arrays of batch × candidates, and is left out where one of them exceeds 1 GiB;
-- `blocks`: `recsys.losses.sampled_softmax` without the C kernels;
+- `blocks`: `recsys.losses.SampledSoftmax` without the C kernels;
 - `native`: the same with them.
 
 The candidates are the batch's items, drawn by Zipf's law from 100,000 (in a batch of 4096

@@ -10,7 +10,7 @@ from keras import ops
 from benchmarks.peers import two_tower_keras as in_keras
 from benchmarks.peers.two_tower_case import LEARNING_RATE, StepClock
 from recsys import embedding
-from recsys.losses import sampled_softmax
+from recsys.losses import SampledSoftmax
 
 
 class TwoTower(embedding.SparseModel):
@@ -30,7 +30,7 @@ class TwoTower(embedding.SparseModel):
         """Returns the in-batch softmax; unlike the peers' it also masks accidental hits."""
         item = ops.cast(x["item"], "int32")
         log_q = ops.zeros(item.shape, "float32")
-        return sampled_softmax(y_pred["query"], y_pred["candidate"], item, log_q, temperature=1.0)
+        return SampledSoftmax()(y_pred["query"], y_pred["candidate"], item, log_q, temperature=1.0)
 
 
 def build(clock: StepClock, devices: int) -> TwoTower:

@@ -12,9 +12,6 @@ Of retrieval, each a `Loss`:
 
 `CandidateSharing` sets which candidates a query is compared with, and how devices send them.
 
-`sampled_softmax`, `bilateral_softmax`, `cosine_contrastive`, `least_squares` and `bpr` are their
-functions.
-
 Of ranking, each a `ScoreLoss`:
 
 - `Binary`: cross-entropy of yes/no labels.
@@ -29,7 +26,6 @@ Of ranking, each a `ScoreLoss`:
 """
 
 from recsys.losses.contrastive import CosineContrastive as CosineContrastive
-from recsys.losses.contrastive import cosine_contrastive as cosine_contrastive
 from recsys.losses.labels import joint_labels as joint_labels
 from recsys.losses.labels import joint_logits as joint_logits
 from recsys.losses.labels import joint_weights as joint_weights
@@ -38,7 +34,6 @@ from recsys.losses.labels import thinned_logits as thinned_logits
 from recsys.losses.loss import CandidateSharing as CandidateSharing
 from recsys.losses.loss import Loss as Loss
 from recsys.losses.pairwise import Bpr as Bpr
-from recsys.losses.pairwise import bpr as bpr
 from recsys.losses.score_loss import ScoreLoss as ScoreLoss
 from recsys.losses.scores import Binary as Binary
 from recsys.losses.scores import Listwise as Listwise
@@ -47,7 +42,4 @@ from recsys.losses.scores import Squared as Squared
 from recsys.losses.softmax import BilateralSoftmax as BilateralSoftmax
 from recsys.losses.softmax import FullSoftmax as FullSoftmax
 from recsys.losses.softmax import SampledSoftmax as SampledSoftmax
-from recsys.losses.softmax import bilateral_softmax as bilateral_softmax
-from recsys.losses.softmax import sampled_softmax as sampled_softmax
 from recsys.losses.squares import LeastSquares as LeastSquares
-from recsys.losses.squares import least_squares as least_squares

@@ -69,24 +69,26 @@ class Loss(Strict):
         self,
         query: keras.KerasTensor,
         candidate: keras.KerasTensor,
-        *,
         item_row: keras.KerasTensor,
         log_q: keras.KerasTensor,
         temperature: float | keras.KerasTensor,
         sample_weight: keras.KerasTensor | None = None,
         known: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch, a scalar float32.
+        """Returns the weighted mean of the queries' losses, a scalar float32.
+
+        Losses of the package return 0, with zero gradients, if the weights sum to 0, and NaN if
+        embeddings (or `log_q`, where it counts) have NaN or infinite entries.
 
         Args:
-            query: Query embeddings `[batch, dim]`.
+            query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
             candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of
                 query i, the rows from `batch` on are only negatives.
             item_row: Item row of each candidate `[candidates]` int32.
             log_q: Log of the probability that an item is among the candidates
                 `[candidates]` float32.
             temperature: Divides the dot products; may be trainable.
-            sample_weight: Weight of each query `[batch]`; None for ones.
+            sample_weight: Weight of each query `[batch]`, not negative; None for ones.
             known: Item rows of each query's known positives `[batch, known]` int32, padded
                 with 0; None for none.
         """

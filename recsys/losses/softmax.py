@@ -22,44 +22,7 @@ if TYPE_CHECKING:
 
 @register_loss("sampled_softmax")
 class SampledSoftmax(Loss):
-    """Softmax over the batch's items and the drawn negatives, with logQ correction."""
-
-    title: ClassVar[str] = "Sampled softmax with logQ correction"
-    takes_sharing: ClassVar[bool] = True
-
-    decoupled: bool = False
-    """Whether the sum of the softmax leaves the positive out. The gradient of a positive then
-    doesn't vanish when it scores far above all others (Yeh et al., "Decoupled Contrastive
-    Learning", ECCV 2022)."""
-
-    def __call__(
-        self, query: keras.KerasTensor, candidate: keras.KerasTensor, **batch: Any
-    ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see `sampled_softmax`."""
-        return sampled_softmax(query, candidate, **batch, decoupled=self.decoupled)
-
-
-@register_loss("full_softmax")
-class FullSoftmax(SampledSoftmax):
-    """Softmax over the whole catalogue; for small catalogues."""
-
-    title: ClassVar[str] = "Softmax over the whole catalogue"
-    negatives: ClassVar[Literal["drawn", "catalogue"]] = "catalogue"
-    takes_hard_negatives: ClassVar[bool] = False
-
-
-def sampled_softmax(
-    query: keras.KerasTensor,
-    candidate: keras.KerasTensor,
-    item_row: keras.KerasTensor,
-    log_q: keras.KerasTensor,
-    temperature: float | keras.KerasTensor,
-    sample_weight: keras.KerasTensor | None = None,
-    known: keras.KerasTensor | None = None,
-    decoupled: bool = False,
-    sharing: CandidateSharing = SHARED_BY_ALL,
-) -> keras.KerasTensor:
-    """Returns the softmax loss over the candidates of a batch, corrected for their sampling.
+    """Softmax over the batch's items and the drawn negatives, with logQ correction.
 
     The first candidates are the positives of the queries, which are negatives of the other
     queries; further negatives may follow (mixed negative sampling: Yang et al., WWW 2020). The
@@ -81,55 +44,50 @@ def sampled_softmax(
     B p is small. The correction is exact if items are drawn independently of each other, and
     approximate for draws with replacement (docs/losses.md gives the error).
 
-    With the positives and then the whole catalogue as candidates, and `log_q` 0, it is the full
-    softmax.
-
     On JAX, loss and gradients are computed in blocks of queries: memory grows with
     `batch + candidates`, not with their product. Under a distribution whose devices divide
     both, each device computes the loss of its own queries over the candidates of all devices.
-
-    Args:
-        query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
-        candidate: Candidate embeddings `[candidates, dim]`, `candidates >= batch`;
-            row i is the positive of query i.
-        item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Log of the probability that an item is among the negatives
-            `[candidates]` float32.
-        temperature: Divides the dot products; it has a gradient.
-        sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        known: Item rows of each query's known positives `[batch, known]` int32, padded with 0;
-            its own positive may be one of them. None for none.
-        decoupled: Whether the sum leaves the positive out (Yeh et al., ECCV 2022). The loss of
-            a query without negatives is then 0.
-        sharing: How candidates are shared among queries and devices.
-
-    Returns:
-        The weighted mean of the negative log-likelihoods of the positives, a scalar
-        float32. 0, with zero gradients, if the weights sum to 0; NaN if `query`, `candidate` or
-        `log_q` has NaN or infinite entries.
-
-    Raises:
-        RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344); or the shapes don't match (R334).
     """
-    from recsys.losses.batch import Softmax
 
-    return mean_over_candidates(
-        query,
-        candidate,
-        item_row,
-        log_q,
-        temperature,
-        sample_weight,
-        known,
-        Softmax(decoupled),
-        sharing=sharing,
-    )
+    title: ClassVar[str] = "Sampled softmax with logQ correction"
+    takes_sharing: ClassVar[bool] = True
+
+    decoupled: bool = False
+    """Whether the sum of the softmax leaves the positive out. The gradient of a positive then
+    doesn't vanish when it scores far above all others (Yeh et al., "Decoupled Contrastive
+    Learning", ECCV 2022). The loss of a query without negatives is then 0."""
+
+    def __call__(self, *arrays: Any, **named: Any) -> keras.KerasTensor:
+        """Returns the loss of a batch, a scalar float32; see the class."""
+        from recsys.losses.batch import Softmax
+
+        return mean_over_candidates(Softmax(self.decoupled), *arrays, **named)
+
+
+@register_loss("full_softmax")
+class FullSoftmax(SampledSoftmax):
+    """Softmax over the whole catalogue, the negatives with `log_q` 0; for small catalogues."""
+
+    title: ClassVar[str] = "Softmax over the whole catalogue"
+    negatives: ClassVar[Literal["drawn", "catalogue"]] = "catalogue"
+    takes_hard_negatives: ClassVar[bool] = False
 
 
 @register_loss("bilateral_softmax")
 class BilateralSoftmax(Loss):
-    """Bilateral softmax: separate temperatures for positives and negatives."""
+    """Bilateral softmax (BSL): separate temperatures for positives and negatives.
+
+    Wu et al., "BSL: Understanding and Improving Softmax Loss for Recommendation", ICDE
+    2024. With `s_ij = query_i · candidate_j`, y the positive of query i, τ the temperature
+    and S_i its negatives:
+
+        loss_i = w log Σ_{j in S_i} exp(s_ij / τ - log q_j)  -  s_iy / τ₁
+
+    The paper's w is τ / τ₁, which gives both sides the same scale; its code takes τ₁ = τ and
+    tunes w. With one positive per query, the paper's expectation over positives is that
+    positive. Negatives and the correction by `log q` are as in `SampledSoftmax`. The value also
+    contains `τ / τ₁ · log q_y`, which has no gradient for the embeddings.
+    """
 
     title: ClassVar[str] = "Bilateral softmax with logQ correction"
     takes_sharing: ClassVar[bool] = True
@@ -142,16 +100,31 @@ class BilateralSoftmax(Loss):
     in the authors' code; above 1 negatives count more."""
     decoupled: bool = True
     """Whether the sum leaves the positive out; else it includes the positive, as in
-    `sampled_softmax`."""
+    `SampledSoftmax`."""
 
     def __call__(
-        self, query: keras.KerasTensor, candidate: keras.KerasTensor, **batch: Any
+        self,
+        query: keras.KerasTensor,
+        candidate: keras.KerasTensor,
+        item_row: keras.KerasTensor,
+        log_q: keras.KerasTensor,
+        temperature: float | keras.KerasTensor,
+        *others: Any,
+        **named: Any,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see `bilateral_softmax`."""
-        return bilateral_softmax(query, candidate, **batch, **self.model_dump())
+        """Returns the loss of a batch, a scalar float32; see the class."""
+        from recsys.losses.batch import Softmax
+
+        own = self.positive_temperature
+        scale = (1.0 if own is None else temperature / own) / self.negative_weight
+        arrays = (query, candidate, item_row, log_q, temperature, *others)
+        return self.negative_weight * mean_over_candidates(
+            Softmax(self.decoupled), *arrays, positive_scale=scale, **named
+        )
 
 
-def bilateral_softmax(
+def mean_over_candidates(
+    query_loss: QueryLoss,
     query: keras.KerasTensor,
     candidate: keras.KerasTensor,
     item_row: keras.KerasTensor,
@@ -159,92 +132,29 @@ def bilateral_softmax(
     temperature: float | keras.KerasTensor,
     sample_weight: keras.KerasTensor | None = None,
     known: keras.KerasTensor | None = None,
-    positive_temperature: float | None = None,
-    negative_weight: float = 1.0,
-    decoupled: bool = True,
-    sharing: CandidateSharing = SHARED_BY_ALL,
-) -> keras.KerasTensor:
-    """Returns the bilateral softmax loss (BSL) over the candidates of a batch.
-
-    Wu et al., "BSL: Understanding and Improving Softmax Loss for Recommendation", ICDE
-    2024. With `s_ij = query_i · candidate_j`, y the positive of query i, τ the temperature
-    and S_i its negatives:
-
-        loss_i = w log Σ_{j in S_i} exp(s_ij / τ - log q_j)  -  s_iy / τ₁
-
-    The paper's w is τ / τ₁, which gives both sides the same scale; its code takes τ₁ = τ and
-    tunes w. With one positive per query, the paper's expectation over positives is that
-    positive. Negatives and the correction by `log q` are as in `sampled_softmax`. The value also
-    contains `τ / τ₁ · log q_y`, which has no gradient for the embeddings.
-
-    Args:
-        query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
-        candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of query i.
-        item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Log of the probability that an item is among the negatives
-            `[candidates]` float32.
-        temperature: Divides the negatives' dot products; it has a gradient.
-        sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        known: Item rows of each query's known positives `[batch, known]` int32, padded with 0.
-            None for none.
-        positive_temperature: Divides the positive's dot product; None: `temperature`.
-        negative_weight: The weight w.
-        decoupled: Whether the sum leaves the positive out.
-        sharing: How candidates are shared among queries and devices.
-
-    Returns:
-        The weighted mean over the queries, a scalar float32. 0, with zero gradients, if the
-        weights sum to 0; NaN if `query`, `candidate` or `log_q` has NaN or infinite entries. If
-        decoupled, the loss of a query without negatives is 0.
-
-    Raises:
-        RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344); or the shapes don't match (R334).
-    """
-    from recsys.losses.batch import Softmax
-
-    ratio = 1.0 if positive_temperature is None else temperature / positive_temperature
-    return negative_weight * mean_over_candidates(
-        query,
-        candidate,
-        item_row,
-        log_q,
-        temperature,
-        sample_weight,
-        known,
-        Softmax(decoupled),
-        positive_scale=ratio / negative_weight,
-        sharing=sharing,
-    )
-
-
-def mean_over_candidates(
-    query: keras.KerasTensor,
-    candidate: keras.KerasTensor,
-    item_row: keras.KerasTensor,
-    log_q: keras.KerasTensor,
-    temperature: float | keras.KerasTensor,
-    sample_weight: keras.KerasTensor | None,
-    known: keras.KerasTensor | None,
-    query_loss: QueryLoss,
+    *,
     positive_scale: float | keras.KerasTensor = 1.0,
     sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> keras.KerasTensor:
     """Returns the weighted mean of the queries' losses over the candidates of a batch.
 
     Args:
-        query: Query embeddings `[batch, dim]`.
+        query_loss: Loss of a query.
+        query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
         candidate: Candidate embeddings `[candidates, dim]`; the positives come first.
         item_row: Item row of each candidate `[candidates]` int32.
         log_q: Subtracted from the logits `[candidates]`; for a `MeanHinge` the weights of the
             candidates, which have no gradient.
         temperature: Divides the dot products.
-        sample_weight: Weight of each query `[batch]`; None for ones.
+        sample_weight: Weight of each query `[batch]`, not negative; None for ones.
         known: Items that are no negatives of a query `[batch, known]`, padded with 0, or None.
-        query_loss: Loss of a query.
         positive_scale: Factor on the positive's logit outside the sum of a softmax; it has a
             gradient.
         sharing: How candidates are shared among queries and devices.
+
+    Returns:
+        The mean, a scalar float32. 0, with zero gradients, if the weights sum to 0; NaN if
+        `query`, `candidate` or `log_q` has NaN or infinite entries.
 
     Raises:
         RecsysError: The shapes don't match (R334); there are fewer candidates than queries, or

@@ -16,40 +16,7 @@ if TYPE_CHECKING:
 
 @register_loss("least_squares")
 class LeastSquares(Loss):
-    """Pushes dot products of positives towards 1 and of the catalogue towards 0 (iALS)."""
-
-    title: ClassVar[str] = "Least squares of implicit feedback"
-    takes_hard_negatives: ClassVar[bool] = False
-    needs_drawn_negatives: ClassVar[bool] = True
-
-    negative_weight: PositiveFloat = 6.0
-    """Weight of the mean over the drawn items relative to the positive."""
-    regularisation: NonNegativeFloat = 0.007
-    """Weight of the squared lengths of the vectors, counted once per occurrence in the loss."""
-
-    def __call__(
-        self,
-        query: keras.KerasTensor,
-        candidate: keras.KerasTensor,
-        *,
-        item_row: Any,
-        log_q: Any,
-        known: Any = None,
-        **batch: Any,
-    ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see `least_squares`. Ignores `log_q` and `known`."""
-        return least_squares(query, candidate, **batch, **self.model_dump())
-
-
-def least_squares(
-    query: keras.KerasTensor,
-    candidate: keras.KerasTensor,
-    temperature: float | keras.KerasTensor = 1.0,
-    sample_weight: keras.KerasTensor | None = None,
-    negative_weight: float = 6.0,
-    regularisation: float = 0.007,
-) -> keras.KerasTensor:
-    """Returns the squared loss for implicit feedback over the drawn items of a batch.
+    """Pushes dot products of positives towards 1 and of the catalogue towards 0 (iALS).
 
     Hu, Koren and Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM
     2008, with the regularisation by frequency of Rendle et al., "Revisiting the Performance
@@ -68,45 +35,54 @@ def least_squares(
     The products are not computed: `mean_j s_ij²` is `query_i G query_i` with the Gramian `G =
     mean_j candidate_j candidate_jᵀ`. So the work of a step grows with `batch + drawn`, not with
     their product, and devices exchange only the Gramian and the positives.
-
-    Args:
-        query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
-        candidate: Candidate embeddings `[batch + drawn, dim]`: the positives of the
-            queries, then at least one item drawn from the catalogue.
-        temperature: Divides the dot products; it has a gradient.
-        sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        negative_weight: The weight w.
-        regularisation: The weight λ.
-
-    Returns:
-        The weighted mean over the queries, a scalar float32. 0, with zero gradients, if the
-        weights sum to 0; NaN if `query` or `candidate` has NaN or infinite entries.
-
-    Raises:
-        RecsysError: There are no drawn items (R344), or the shapes don't match (R334).
     """
-    from keras import ops
 
-    from recsys.losses.batch import check_entries, check_pair, mean_weights, nan_unless_finite
+    title: ClassVar[str] = "Least squares of implicit feedback"
+    takes_hard_negatives: ClassVar[bool] = False
+    needs_drawn_negatives: ClassVar[bool] = True
 
-    check_pair(query, candidate)
-    n_queries, n_candidates = query.shape[0], candidate.shape[0]
-    if n_candidates <= n_queries:
-        raise RecsysError(
-            "R344",
-            "Least squares must have at least one drawn item behind the positives.",
-            "Draw items from the catalogue: train.uniform_negatives.",
-            f"{n_queries} queries, {n_candidates} candidates",
-        )
-    check_entries(n_queries, "queries", sample_weight=sample_weight)
-    query, candidate = (ops.cast(x, "float32") for x in (query, candidate))
-    positive, drawn = candidate[:n_queries], candidate[n_queries:]
-    gramian = ops.matmul(ops.transpose(drawn), drawn) / (n_candidates - n_queries)
-    score = ops.sum(query * positive, axis=-1) / temperature
-    square = ops.sum(ops.matmul(query, gramian) * query, axis=-1) / temperature**2
-    of_pair = ops.sum(query * query + positive * positive, axis=-1)
-    of_drawn = ops.sum(query * query, axis=-1) + ops.trace(gramian)
-    loss = ops.square(1.0 - score) + negative_weight * square
-    loss = loss + regularisation * (of_pair + negative_weight * of_drawn)
-    weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
-    return nan_unless_finite(ops.sum(weight * loss), query, candidate)
+    negative_weight: PositiveFloat = 6.0
+    """Weight of the mean over the drawn items relative to the positive."""
+    regularisation: NonNegativeFloat = 0.007
+    """Weight of the squared lengths of the vectors, counted once per occurrence in the loss."""
+
+    def __call__(
+        self,
+        query: keras.KerasTensor,
+        candidate: keras.KerasTensor,
+        item_row: Any,
+        log_q: Any,
+        temperature: float | keras.KerasTensor = 1.0,
+        sample_weight: keras.KerasTensor | None = None,
+        known: Any = None,
+    ) -> keras.KerasTensor:
+        """Returns the loss of a batch; see the class. Ignores `item_row`, `log_q` and `known`.
+
+        Raises:
+            RecsysError: There are no drawn items (R344), or the shapes don't match (R334).
+        """
+        from keras import ops
+
+        from recsys.losses.batch import check_entries, check_pair, mean_weights, nan_unless_finite
+
+        check_pair(query, candidate)
+        n_queries, n_candidates = query.shape[0], candidate.shape[0]
+        if n_candidates <= n_queries:
+            raise RecsysError(
+                "R344",
+                "Least squares must have at least one drawn item behind the positives.",
+                "Draw items from the catalogue: train.uniform_negatives.",
+                f"{n_queries} queries, {n_candidates} candidates",
+            )
+        check_entries(n_queries, "queries", sample_weight=sample_weight)
+        query, candidate = (ops.cast(x, "float32") for x in (query, candidate))
+        positive, drawn = candidate[:n_queries], candidate[n_queries:]
+        gramian = ops.matmul(ops.transpose(drawn), drawn) / (n_candidates - n_queries)
+        score = ops.sum(query * positive, axis=-1) / temperature
+        square = ops.sum(ops.matmul(query, gramian) * query, axis=-1) / temperature**2
+        of_pair = ops.sum(query * query + positive * positive, axis=-1)
+        of_drawn = ops.sum(query * query, axis=-1) + ops.trace(gramian)
+        loss = ops.square(1.0 - score) + self.negative_weight * square
+        loss = loss + self.regularisation * (of_pair + self.negative_weight * of_drawn)
+        weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
+        return nan_unless_finite(ops.sum(weight * loss), query, candidate)

@@ -180,7 +180,7 @@ class FoldIn(HistoryEncoder):
         (Σ y yᵀ  +  w n G  +  λ √n I) u  =  Σ y
 
     which minimises `Σ (1 - u · y)² + w n mean (u · y)² + λ √n |u|²`. This is
-    `recsys.losses.least_squares` for one user, except that the squared norm is weighted by the root
+    `recsys.losses.LeastSquares` for one user, except that the squared norm is weighted by the root
     of n (Rendle et al., RecSys 2022, use a power of the frequency, by default the first). An item
     that occurs twice counts twice.
 

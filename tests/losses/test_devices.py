@@ -174,11 +174,11 @@ def test_tensorflow_computes_it_without_jax():
         sys.modules["jax"] = None
         import numpy as np
         import tensorflow as tf
-        from recsys.losses import sampled_softmax
+        from recsys.losses import SampledSoftmax
         query = tf.Variable(np.eye(2, dtype=np.float32))
         with tf.GradientTape() as tape:
             candidate = tf.concat([query, query, 9 * query], axis=0)
-            loss = sampled_softmax(
+            loss = SampledSoftmax()(
                 query, candidate, np.array([1, 2, 1, 2, 7, 7]), np.zeros(6, np.float32), 0.5,
                 np.array([3.0, 0.0]), np.array([[0, 7], [0, 0]]),
             )

@@ -16,7 +16,7 @@ from softmax_reference import assert_close, mean_of, negatives, random_batch, us
 
 from recsys import registry
 from recsys.errors import RecsysError
-from recsys.losses import bilateral_softmax, cosine_contrastive, sampled_softmax, softmax_jax
+from recsys.losses import BilateralSoftmax, CosineContrastive, SampledSoftmax, softmax_jax
 from recsys.losses.batch import MeanHinge, Softmax
 
 NAMES = ["query", "candidate", "log_q", "temperature", "weight"]
@@ -256,12 +256,12 @@ def test_a_positive_far_above_all_others_is_pulled_on_where_it_is_left_out(kerne
     # Its share of the softmax is 1 - 1e-17: the coupled loss has no gradient left.
     query, candidate = np.ones((1, 1), np.float32), np.array([[40.0], [1.0], [0.0]], np.float32)
     item_row, log_q = np.arange(1, 4), np.zeros(3, np.float32)
-    gradient = jax.value_and_grad(sampled_softmax, argnums=1)
-    loss, slopes = gradient(query, candidate, item_row, log_q, 1.0, decoupled=True)
+    batch = (query, candidate, item_row, log_q, 1.0)
+    loss, slopes = jax.value_and_grad(SampledSoftmax(decoupled=True), argnums=1)(*batch)
     p = 1 / (1 + np.exp(-1))
     assert float(loss) == pytest.approx(np.log(np.e + 1) - 40)
     np.testing.assert_allclose(slopes[:, 0], [-1, p, 1 - p], rtol=1e-6)
-    _, coupled = gradient(query, candidate, item_row, log_q, 1.0)
+    coupled = jax.grad(SampledSoftmax(), argnums=1)(*batch)
     assert abs(float(coupled[0, 0])) < 1e-6
 
 
@@ -280,10 +280,10 @@ def test_hinges_weigh_candidates_as_if_all_items_were_drawn_alike(kernels):
     # One item is drawn ten times as often as the other: its hinge counts a tenth.
     query, candidate = np.ones((1, 1), np.float32), np.array([[1.0], [0.8], [0.5]], np.float32)
     item_row, log_q = np.arange(1, 4), np.log(np.array([0.3, 0.5, 0.05], np.float32))
-    options = {"margin": 0.1, "negative_weight": 1.0}
-    loss = cosine_contrastive(query, candidate, item_row, log_q, **options)
+    contrastive = CosineContrastive(margin=0.1, negative_weight=1.0)
+    loss = contrastive(query, candidate, item_row, log_q, None)
     assert float(loss) == pytest.approx((0.7 + 10 * 0.4) / 11)
-    even = cosine_contrastive(query, candidate, item_row, 0 * log_q, **options)
+    even = contrastive(query, candidate, item_row, 0 * log_q, None)
     assert float(even) == pytest.approx((0.7 + 0.4) / 2)
 
 
@@ -292,8 +292,8 @@ def test_one_weight_and_one_temperature_are_the_plain_softmax(kernels):
     arguments = (batch.query, batch.candidate, batch.item_row, batch.log_q, 0.3)
     more = (batch.weight, batch.known)
     for decoupled in (False, True):
-        bilateral = bilateral_softmax(*arguments, *more, None, 1.0, decoupled)
-        softmax = sampled_softmax(*arguments, *more, decoupled=decoupled)
+        bilateral = BilateralSoftmax(decoupled=decoupled)(*arguments, *more)
+        softmax = SampledSoftmax(decoupled=decoupled)(*arguments, *more)
         assert float(bilateral) == pytest.approx(float(softmax), rel=1e-6)
 
 
@@ -419,7 +419,8 @@ def test_no_array_has_a_place_for_each_query_and_candidate(monkeypatch, query_lo
 def test_losses_of_hinges_come_without_gradients_too(kernels):
     batch = batch_of(100, 150, 8, items=80, known=3)
     arrays = (batch.query, batch.candidate, batch.item_row, batch.log_q)
-    loss = cosine_contrastive(*arrays, batch.weight, batch.known, 0.2, 20.0)
+    contrastive = CosineContrastive(margin=0.2, negative_weight=20.0)
+    loss = contrastive(*arrays, None, batch.weight, batch.known)
     assert float(loss) == pytest.approx(
         contrastive_exact(batch, np.float32(0.2), 20.0)[0], rel=3e-6
     )

@@ -20,7 +20,7 @@ from softmax_reference import (
 import recsys
 from recsys.config import TrainConfig
 from recsys.errors import RecsysError
-from recsys.losses import CandidateSharing, cosine_contrastive, sampled_softmax
+from recsys.losses import CandidateSharing, CosineContrastive, SampledSoftmax
 from recsys.losses.loss import positives_of
 
 BFLOAT16_HALF_ULP = 2.0**-8
@@ -54,10 +54,10 @@ def place():
     return placed
 
 
-def loss_with(sharing):
+def loss_with(sharing, of=None):
     def loss(query, candidate, log_q, temperature, weight, item_row, known):
         batch = (query, candidate, item_row, log_q, temperature, weight, known)
-        return sampled_softmax(*batch, sharing=sharing)
+        return (of or SampledSoftmax())(*batch, sharing=sharing)
 
     return loss
 
@@ -123,7 +123,7 @@ def test_one_group_is_the_loss_of_the_whole_batch_to_the_bit(kernels, place):
 
     def results(**sharing):
         function = jax.value_and_grad(
-            lambda q, c, log_q, t, w, row, known: sampled_softmax(
+            lambda q, c, log_q, t, w, row, known: SampledSoftmax()(
                 q, c, row, log_q, t, w, known, **sharing
             ),
             argnums=(0, 1, 2),
@@ -171,25 +171,17 @@ def sent(function, args):
     )
 
 
-LOSSES = {
-    "softmax": lambda sharing: loss_with(sharing),
-    "contrastive": lambda sharing: (
-        lambda query, candidate, log_q, _, weight, row, known: cosine_contrastive(
-            query, candidate, row, log_q, weight, known, sharing=sharing
-        )
-    ),
-}
-
-
-@pytest.mark.parametrize(("loss", "dtype"), [("softmax", "float32"), ("contrastive", "bfloat16")])
+@pytest.mark.parametrize(
+    ("loss", "dtype"), [(SampledSoftmax(), "float32"), (CosineContrastive(), "bfloat16")]
+)
 def test_what_a_device_sends_in_a_group_of_two_doesnt_grow_with_the_devices(place, loss, dtype):
     programs = []
     for devices in (4, 8):
         args = place(arguments(random_batch(8 * devices, 12 * devices, 16, items=40)), devices)
-        function = LOSSES[loss](CandidateSharing(devices // 2, dtype))
+        function = loss_with(CandidateSharing(devices // 2, dtype), loss)
         programs.append(sent(jax.value_and_grad(function, argnums=(0, 1)), args))
     assert programs[0] == programs[1] != []
-    if loss == "softmax":
+    if dtype == "float32":
         assert programs[0] == [("all-gather", "f32[24,16]"), ("reduce-scatter", "f32[12,16]")]
 
 

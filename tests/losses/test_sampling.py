@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from softmax_reference import use_kernels
 
-from recsys.losses import sampled_softmax
+from recsys.losses import SampledSoftmax
 from recsys.tasks.retrieval.training.sampling import inclusion_log_probability
+
+sampled_softmax = SampledSoftmax()
 
 # --- the full softmax
 

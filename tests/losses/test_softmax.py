@@ -18,7 +18,9 @@ from softmax_reference import (
     use_kernels,
 )
 
-from recsys.losses import sampled_softmax
+from recsys.losses import SampledSoftmax
+
+sampled_softmax = SampledSoftmax()
 
 
 @pytest.fixture(params=["native", "blocks"])

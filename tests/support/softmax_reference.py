@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recsys import kernels
-from recsys.losses import sampled_softmax, softmax_jax
+from recsys.losses import SampledSoftmax, softmax_jax
 
 GRADIENTS = ["query", "candidate", "log_q", "temperature", "weight"]
 """Arguments with a gradient, in the order of `loss_of`."""
@@ -111,7 +111,7 @@ def mean_of(batch):
 
 def loss_of(query, candidate, log_q, temperature, weight, item_row, known):
     """The loss under test, with what has gradients first."""
-    return sampled_softmax(query, candidate, item_row, log_q, temperature, weight, known)
+    return SampledSoftmax()(query, candidate, item_row, log_q, temperature, weight, known)
 
 
 def arguments(batch):

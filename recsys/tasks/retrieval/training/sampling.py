@@ -78,7 +78,7 @@ def inclusion_log_probability(*samplers: Sampler) -> np.ndarray:
 
     With probability p in each of n draws it is `log(1 - (1 - p)^n)`. Several samplers miss an
     item if each of them does: `log(1 - prod_s (1 - p_s)^n_s)`. This is the `log_q` of
-    `recsys.losses.sampled_softmax`, in which an item counts once, however often it was drawn.
+    `recsys.losses.SampledSoftmax`, in which an item counts once, however often it was drawn.
     For rare items it is approximately `log(n p)`, the logarithm of the expected count; for
     items in nearly every batch it is nearly 0.
 
