@@ -32,17 +32,16 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import itertools
 import json
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel, PositiveInt
 
 from benchmarks.stores import save_catalogue, save_features, write_store
 from recsys.config import RESERVED_FEATURE_NAMES, Order
@@ -69,20 +68,11 @@ class Csr:
 
     @classmethod
     def load(cls, path: Path) -> Csr:
-        """Reads what `scipy.sparse.save_npz` wrote of a CSR matrix.
+        """Reads what `scipy.sparse.save_npz` wrote of a CSR matrix."""
+        import scipy.sparse
 
-        Raises:
-            ValueError: It is another matrix, or a damaged one.
-        """
-        with np.load(path, allow_pickle=False) as file:
-            if "format" in file and file["format"].item() not in (b"csr", "csr"):
-                raise ValueError(f"a matrix in the form {file['format'].item()!r}, not CSR")
-            items, offsets = file["indices"], file["indptr"].astype(np.int64)
-            n_users, n_items = (int(n) for n in file["shape"])
-        is_whole = len(offsets) == n_users + 1 and offsets[0] == 0 and offsets[-1] == len(items)
-        if not (is_whole and (np.diff(offsets) >= 0).all() and is_below(items, n_items)):
-            raise ValueError(f"entries that don't fit into {n_users} users and {n_items} items")
-        return cls(items, offsets, n_items)
+        matrix = scipy.sparse.load_npz(path)
+        return cls(matrix.indices, matrix.indptr.astype(np.int64), matrix.shape[1])
 
     @classmethod
     def of_lists(cls, lists: Sequence[Sequence[int]], n_items: int) -> Csr:
@@ -126,11 +116,6 @@ class Csr:
     def __getitem__(self, user: int) -> np.ndarray:
         """Returns the items of a user."""
         return self.items[self.offsets[user] : self.offsets[user + 1]]
-
-
-def is_below(numbers: np.ndarray, end: int) -> bool:
-    """Returns whether all of `numbers` are in 0 … end - 1."""
-    return not len(numbers) or (numbers.min() >= 0 and numbers.max() < end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,173 +247,113 @@ def _feature_bags(tokens: Bags) -> tuple[FeatureBags, ...]:
 
 
 MOST_TOKENS = 64
-ANSWERS = {"fullrank": "test", "loo_neg": "candidates", "loo_full": "target"}
-"""Files of a part besides `train`, by type."""
-_DAMAGE = (
-    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError),
-    zipfile.BadZipFile,
-)
 _FEWEST_OF_A_TOKEN = 2.0
-T = TypeVar("T")
+PartName = Literal["test", "valid"]
 
 
-class FolderError(Exception):
-    """An error in a folder, as a sentence."""
+class Part(BaseModel):
+    """Files of a part; see above."""
+
+    train: str
+    test: str = ""
+    candidates: str = ""
+    target: str = ""
+    items: str | None = None
+    times: str | None = None
 
 
-def read_split(folder: Path, part: str) -> Split:
+class Protocol(BaseModel):
+    """`protocol.json`; see above."""
+
+    name: str = "default"
+    type: Literal["fullrank", "loo_neg", "loo_full"]
+    k: tuple[PositiveInt, ...] = (10,)
+    test: Part
+    valid: Part | None = None
+
+    @classmethod
+    def of(cls, folder: Path) -> Protocol:
+        """Reads that of a folder."""
+        return cls.model_validate_json((folder / "protocol.json").read_bytes())
+
+    def files(self, part: PartName) -> Part:
+        """Returns the files of a part."""
+        found = self.test if part == "test" else self.valid
+        if found is None:
+            raise ValueError("The protocol has no part 'valid'.")
+        return found
+
+
+def read_split(folder: Path, part: PartName) -> Split:
     """Reads a part of a public split.
 
     Args:
         folder: A folder with `protocol.json`.
-        part: `test` or `valid`.
+        part: Which one.
 
     Raises:
-        FolderError: A file is missing or damaged, or two of them disagree.
+        ValueError: `sequences.txt` hasn't the events of `train`, or there is no such part.
     """
-    protocol = read_protocol(folder, part)
-    kind, notes = protocol["type"], list[str]()
-    sequences = _sequences(folder / "sequences.txt")
-    masked, relevant, asked = _answers(folder, protocol, part)
-    seen, times, order = _history(folder, protocol, part, sequences)
+    protocol, notes = Protocol.of(folder), list[str]()
+    files = protocol.files(part)
+    masked, relevant, asked = _answers(folder, protocol, files)
+    seen, times, order = _history(folder, protocol, files)
     train = seen
-    if kind == "loo_full" and part != "valid" and "valid" in protocol:
-        train, times, order = _history(folder, protocol, "valid", sequences)
-    if not (len(train.items) and len(relevant.items)):
-        raise FolderError(f"{folder}: {part} has nothing to train on, or nobody to rank for.")
+    if protocol.type == "loo_full" and protocol.valid is not None:
+        train, times, order = _history(folder, protocol, protocol.valid)
     item_tokens = _tokens(folder, "item", train.n_items, RESERVED_FEATURE_NAMES, notes)
     taken = RESERVED_FEATURE_NAMES.union(item_tokens)
     user_tokens = _tokens(folder, "user", len(train), taken, notes)
     known: dict[str, Any] = {"item_tokens": item_tokens, "user_tokens": user_tokens, **asked}
     known["notes"] = tuple(notes)
-    return Split(kind, tuple(protocol["k"]), train, relevant, masked, seen, order, times, **known)
-
-
-def read_protocol(folder: Path, part: str) -> dict[str, Any]:
-    """Returns `protocol.json` of a folder, whose `part` names what its type needs.
-
-    Raises:
-        FolderError: There is none, it is damaged, or of a type that is not known.
-    """
-    path = folder / "protocol.json"
-    if not path.is_file():
-        raise FolderError(f"{str(folder)!r} must be a folder with a protocol.json.")
-    protocol: dict[str, Any] = {"k": [10], **_read(path, lambda: json.loads(path.read_text()))}
-    kind, k, files = protocol.get("type"), protocol["k"], protocol.get(part)
-    if kind not in ANSWERS:
-        raise FolderError(f"{path}: type must be one of {', '.join(ANSWERS)}; is {kind!r}.")
-    if not (isinstance(k, list) and k and all(isinstance(n, int) and n > 0 for n in k)):
-        raise FolderError(f"{path}: k must be a list of whole numbers above 0; is {k!r}.")
-    needed = {"train", ANSWERS[kind]}
-    if not (isinstance(files, dict) and all(isinstance(name, str) for name in files.values())):
-        raise FolderError(f"{path}: {part!r} must be a part, with the names of its files.")
-    if missing := sorted(needed - set(files)):
-        raise FolderError(f"{path}: {part!r} of {kind} must name {' and '.join(missing)}.")
-    return protocol
-
-
-def _read(path: Path, read: Callable[[], T]) -> T:
-    """Returns what `read` makes of a file, whose damage becomes a sentence."""
-    try:
-        return read()
-    except _DAMAGE as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise FolderError(f"{path} must be a file as its name says: {reason}.") from None
-
-
-def _matrix(path: Path, like: Csr | None = None) -> Csr:
-    matrix = _read(path, lambda: Csr.load(path))
-    if like is not None:
-        shapes = [(len(csr), csr.n_items) for csr in (matrix, like)]
-        _check(shapes[0] == shapes[1], path, f"must have the shape of train, {shapes[1]}")
-    return matrix
-
-
-def _array(path: Path, name: str | None = None) -> np.ndarray:
-    """Returns the array of an .npy file, or one array of an .npz file."""
-
-    def read() -> np.ndarray:
-        array = np.load(path, allow_pickle=False)
-        if name is not None:
-            with array as file:
-                array = file[name]
-        if array.dtype.kind not in "iu":
-            raise ValueError(f"{array.dtype} where whole numbers are expected")
-        return np.asarray(array)
-
-    return _read(path, read)
-
-
-def _check(is_right: bool, path: Path, rule: str) -> None:
-    if not is_right:
-        raise FolderError(f"{path} {rule}.")
+    return Split(protocol.type, protocol.k, train, relevant, masked, seen, order, times, **known)
 
 
 def _answers(
-    folder: Path, protocol: dict[str, Any], part: str
+    folder: Path, protocol: Protocol, files: Part
 ) -> tuple[Csr, Csr, dict[str, np.ndarray]]:
     """Returns what isn't ranked, what was held out, and what else of `Split` says who is asked."""
-    kind, files = protocol["type"], protocol[part]
-    masked, path = _matrix(folder / files["train"]), folder / files[ANSWERS[kind]]
+    masked = Csr.load(folder / files.train)
     n_users, n_items = len(masked), masked.n_items
     asked: dict[str, np.ndarray] = {}
-    if kind == "fullrank":
-        relevant = _matrix(path, masked)
-    elif kind == "loo_neg":
-        users, positive, negative = (_array(path, name) for name in ("user", "pos", "neg"))
-        fits = users.ndim == 1 and positive.shape == users.shape == negative.shape[:1]
-        _check(fits and negative.ndim == 2, path, "must have as many user and pos as rows of neg")
+    if protocol.type == "fullrank":
+        relevant = Csr.load(folder / files.test)
+    elif protocol.type == "loo_neg":
+        with np.load(folder / files.candidates) as cases:
+            users, positive, negative = (cases[name] for name in ("user", "pos", "neg"))
         candidates = np.concatenate([negative, positive[:, None]], axis=1)
-        fits = is_below(users, n_users) and is_below(candidates.ravel(), n_items)
-        _check(fits, path, f"must name users below {n_users} and items below {n_items}, as train")
         asked = {"candidates": candidates, "users": users}
         relevant = Csr.of_pairs(users, positive, n_users, n_items)
     else:
-        target = _array(path)
-        fits = target.shape == (n_users,) and is_below(target + 1, n_items + 1)
-        _check(fits, path, f"must hold an item below {n_items}, or -1, for each of {n_users} users")
+        target = np.load(folder / files.target)
         users = np.flatnonzero(target >= 0)
         relevant = Csr.of_pairs(users, target[users], n_users, n_items)
-    if "items" in files:
-        name, _, array = files["items"].partition(":")
-        items = _array(folder / name, array)
-        _check(is_below(items, n_items), folder / name, f"must name items below {n_items}")
-        asked["ranked"] = np.isin(np.arange(n_items), items)
+    if files.items is not None:
+        name, _, array = files.items.partition(":")
+        asked["ranked"] = np.isin(np.arange(n_items), np.load(folder / name)[array])
     return masked, relevant, asked
 
 
 # --- the order of events
 
 
-def _sequences(path: Path) -> dict[int, list[int]] | None:
-    """Returns the items of each user, the oldest first; None where there is no such file."""
-    if not path.exists():
-        return None
-    lines = _read(path, lambda: [[*map(int, x.split())] for x in path.read_text().splitlines()])
-    return {line[0] - 1: line[1:] for line in lines if line}
-
-
-def _history(
-    folder: Path, protocol: dict[str, Any], part: str, sequences: dict[int, list[int]] | None
-) -> tuple[Csr, np.ndarray | None, Order]:
+def _history(folder: Path, protocol: Protocol, files: Part) -> tuple[Csr, np.ndarray | None, Order]:
     """Returns the events before a part, in their order; their times; and what orders them."""
-    files = read_protocol(folder, part)[part]
-    masked = _matrix(folder / files["train"])
-    if sequences is not None:
+    masked = Csr.load(folder / files.train)
+    if (path := folder / "sequences.txt").exists():
+        lines = [[*map(int, line.split())] for line in path.read_text().splitlines() if line]
         target = np.full(len(masked), -1)
-        if protocol["type"] == "loo_full":
-            target = _array(folder / files["target"])
-        return _as_in_sequences(masked, target, sequences, folder), None, "file"
-    if "times" in files:
-        times = _array(path := folder / files["times"])
-        _check(times.shape == masked.items.shape, path, "must have a time for each entry of train")
+        if protocol.type == "loo_full":
+            target = np.load(folder / files.target)
+        sequences = {line[0] - 1: line[1:] for line in lines}
+        return _as_in_sequences(masked, target, sequences), None, "file"
+    if files.times is not None:
+        times = np.load(folder / files.times)
         return masked.sorted_by(times), times[np.lexsort((times, masked.users))], "time"
     return masked.shuffled(), None, "none"
 
 
-def _as_in_sequences(
-    masked: Csr, target: np.ndarray, sequences: dict[int, list[int]], folder: Path
-) -> Csr:
+def _as_in_sequences(masked: Csr, target: np.ndarray, sequences: dict[int, list[int]]) -> Csr:
     """Returns the events of each user in the order in which its sequence has them."""
     lists = [
         _events_before(sequences.get(user, []), set(masked[user].tolist()), int(target[user]))
@@ -436,8 +361,8 @@ def _as_in_sequences(
     ]
     wrong = [user for user, events in enumerate(lists) if events is None]
     if wrong:
-        raise FolderError(
-            f"{folder / 'sequences.txt'} must have the items of train, and then the target;"
+        raise ValueError(
+            "sequences.txt must have the items of train, and then the target;"
             f" it hasn't for {len(wrong)} users, as for {wrong[0] + 1}."
         )
     return Csr.of_lists([events or [] for events in lists], masked.n_items)
@@ -474,8 +399,7 @@ def _tokens(folder: Path, side: str, n: int, taken: frozenset[str], notes: list[
     bags: Bags = {}
     names = ("item2attributes.json", "items.csv") if side == "item" else ("users.csv",)
     for path in [folder / name for name in names if (folder / name).exists()]:
-        for column, tokens in _read(path, functools.partial(_columns, path, side)).items():
-            _check(is_below(np.array([*tokens]), n), path, f"must number {side}s below {n}")
+        for column, tokens in _columns(path, side).items():
             count = sum(map(len, tokens.values()))
             distinct = len(set(itertools.chain.from_iterable(tokens.values())))
             if count < _FEWEST_OF_A_TOKEN * distinct or not count:

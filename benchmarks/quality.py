@@ -10,33 +10,25 @@ docs/benchmarks.md has the figures beside the published ones.
 
 Without `--data` it is a whole `recsys run` a seed on the data that ship with the project; the
 data steps are cached after the first.
-
-`python -m benchmarks.quality shift --data DIR` asks whether a split's held-out part was drawn
-evenly by item: had the events of each user been drawn at random, each item would have lost as
-many as its users' shares say, give or take; what it lost more or less is told by how often it
-occurs.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from typer import Option
 
 from benchmarks.measure import ROOT, Watched, call, log, module, print_line, run, watch, words_of
 from benchmarks.public_splits import (
-    Csr,
-    FolderError,
+    PartName,
+    Protocol,
     Split,
     measure,
-    read_protocol,
     read_split,
     write_data_folder,
 )
@@ -54,7 +46,6 @@ if TYPE_CHECKING:
 
 SHIPPED = "movielens_small"
 CONFIGS = ROOT / "configs" / "quality"
-Part = Literal["test", "valid"]
 _NO_SETS: list[str] = []
 
 
@@ -62,7 +53,7 @@ def main(
     dataset: Annotated[str | None, Option(help="Name of a committed config.")] = None,
     data: Annotated[Path | None, Option(help="Folder with protocol.json.")] = None,
     config: Annotated[Path | None, Option(help="Config; see above.")] = None,
-    part: Annotated[Part, Option(help="Of the protocol.")] = "test",
+    part: Annotated[PartName, Option(help="Of the protocol.")] = "test",
     seeds: Annotated[int, Option(min=1, help="Runs, with the seeds 0, 1, ….")] = 3,
     set: Annotated[list[str], Option(help="Override of the config, key=value.")] = _NO_SETS,
     vectors: Annotated[Path | None, Option(help="Keep the vectors in this .npz.")] = None,
@@ -74,11 +65,15 @@ def main(
         shipped = ROOT / "configs" / f"{SHIPPED}.yaml"
         _shipped(config or shipped, seeds, [word for s in set for word in ("--set", s)])
         return
+    committed = {file.stem: file for file in CONFIGS.glob("*.yaml")}
+    if dataset is not None and dataset not in committed:
+        sys.exit(f"--dataset {dataset} must be one of {', '.join(sorted(committed))}.")
+    split = read_split(data, part)
+    name = dataset or Protocol.of(data).name
+    file = config or committed.get(name, committed["default"])
     try:
-        split = read_split(data, part)
-        file = _config_file(dataset, config, str(read_protocol(data, part).get("name")))
         load_stage(file, TrainStage, set)
-    except (FolderError, RecsysError) as error:
+    except RecsysError as error:
         sys.exit(str(error))
     log(f"{data}, {part}: {split}; config: {file}")
     for note in split.notes:
@@ -88,14 +83,6 @@ def main(
     runs = [_run(case, seed, file) for seed, file in enumerate(files)]
     _print(runs, [run.result["metrics"] for run in runs], "share")
     _print(runs, [{"seconds of training": run.result["seconds"]} for run in runs], "s")
-
-
-def _config_file(dataset: str | None, config: Path | None, name: str) -> Path:
-    """Returns the config that a command line means, for a protocol's name."""
-    committed = {file.stem: file for file in CONFIGS.glob("*.yaml")}
-    if dataset is not None and dataset not in committed:
-        raise FolderError(f"--dataset {dataset} must be one of {', '.join(sorted(committed))}.")
-    return config or committed.get(dataset or name, committed["default"])
 
 
 def _of_seed(vectors: Path, seed: int) -> str:
@@ -134,7 +121,12 @@ def _shipped(config: Path, seeds: int, overrides: list[str]) -> None:
 
 
 def train(
-    data: str, part: Part, config: str, overrides: list[str], seed: int, vectors: str | None = None
+    data: str,
+    part: PartName,
+    config: str,
+    overrides: list[str],
+    seed: int,
+    vectors: str | None = None,
 ) -> dict[str, Any]:
     """Returns the metrics of one seed, and the seconds of its training; keeps the vectors."""
     split = read_split(Path(data), part)
@@ -184,53 +176,5 @@ def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[Any, Any, 
     return user, np.load(model / "candidates.npy")[1:], added
 
 
-# --- is a held-out part drawn evenly by item?
-
-
-_BORDERS = (0, 15, 60, 200, 10**9)
-
-
-def shift(data: Annotated[Path, Option(help="Folder with protocol.json.")]) -> None:
-    """Prints a line for each part of the split, and each range of popularity."""
-    for part in ("valid", "test"):
-        try:
-            split = read_split(data, part)
-        except FolderError as error:
-            sys.exit(str(error))
-        for line in held_out_shares(split.train, split.relevant):
-            print(json.dumps({"part": part, **line}))
-
-
-def held_out_shares(train: Csr, held: Csr) -> list[dict[str, float]]:
-    """Returns, for items that occur about as often, which share of their events is held out.
-
-    Args:
-        train: What one trains on.
-        held: What was held out of the same users.
-
-    Returns:
-        For each range: `from` and `to`, events of an item; `items`; `held_out`, the share
-        that is; `expected`, the share had each user's been drawn at random; and `z_variance`,
-        the variance over the items of their distance from it in standard deviations, 1 for
-        a random draw.
-    """
-    share = np.diff(held.offsets) / np.maximum(np.diff(held.offsets) + np.diff(train.offsets), 1)
-    n_held = np.bincount(held.items, minlength=held.n_items)
-    n = n_held + np.bincount(train.items, minlength=held.n_items)
-    items, p = np.concatenate([[part.items, share[part.users]] for part in (train, held)], axis=1)
-    expected = np.bincount(items.astype(np.int64), p, held.n_items)
-    variance = np.bincount(items.astype(np.int64), p * (1 - p), held.n_items)
-    z = (n_held - expected) / np.sqrt(np.maximum(variance, 1e-12))
-    lines = []
-    for low, high in itertools.pairwise(_BORDERS):
-        which = (n > 0) & (n >= low) & (n < high)
-        if which.any():
-            held_out, of_draw = (x[which].sum() / n[which].sum() for x in (n_held, expected))
-            line = {"held_out": held_out, "expected": of_draw, "z_variance": z[which].var()}
-            rounded = {name: round(float(value), 4) for name, value in line.items()}
-            lines.append({"from": low, "to": high, "items": int(which.sum()), **rounded})
-    return lines
-
-
 if __name__ == "__main__":
-    run(main, shift=shift)
+    run(main)

@@ -173,37 +173,3 @@ def test_evaluate_compares_ours_with_the_plain_product_and_with_jax():
     assert 0 < share["max"] <= gflops["max"] / plain["min"] * 1.01
     assert (ratio["n_runs"], ratio["unit"], jax["unit"]) == (2, "times", "users/s")
     assert ratio["min"] > 0
-
-
-def run_fuzz(folder, *words):
-    """Returns the exit code of the fuzzer, and what its lines say by case."""
-    command = [sys.executable, "-m", "benchmarks.fuzz", "--keep", folder, *words]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    return done.returncode, {
-        line["case"]: line for line in map(json.loads, done.stdout.splitlines())
-    }
-
-
-@pytest.mark.bench
-def test_fuzz_sees_a_crash_a_hang_growth_and_a_wrong_accept_and_keeps_their_inputs(tmp_path):
-    planted = tmp_path / "planted"
-    for n in range(7):
-        (folder := tmp_path / f"planted-{n}").mkdir()
-        (folder / "byte").write_bytes(bytes([n]))
-        (folder / "facts.json").write_text("{}")
-    folders = sorted(tmp_path.glob("planted-*"))
-    code, lines = run_fuzz(planted, "--hang-s", "15", "--replay", *folders)
-    counts = {kind: lines[kind]["max"] for kind in ("crashes", "hangs", "memory", "wrong accepts")}
-    assert (code, counts) == (1, {"crashes": 2, "hangs": 1, "memory": 1, "wrong accepts": 1})
-    kept = {(folder / "byte").read_bytes()[0] for folder in planted.iterdir()}
-    assert kept == {1, 2, 3, 4, 5}
-    assert run_fuzz(tmp_path / "again", "--replay", *planted.glob("*-1"))[0] == 1
-
-
-@pytest.mark.bench
-def test_fuzz_makes_inputs_of_each_case_and_counts(tmp_path):
-    cases = ("csv", "jsonl", "config", "server")
-    code, lines = run_fuzz(tmp_path, "--inputs", "30", "--minutes", "5", "--cases", *cases)
-    assert code == 0
-    assert [line["unit"] for line in lines.values()] == ["inputs/s"] * 4 + ["inputs"] * 4
-    assert not list(tmp_path.iterdir())

@@ -1,6 +1,6 @@
 """Rows with every kind of damage, and the rules written down again in plain Python.
 
-Both the tests and `python -m benchmarks.fuzz` hold the readers to it.
+The tests and the search of tests/project/test_fuzz.py hold the readers to it.
 """
 
 import csv

@@ -1,8 +1,8 @@
-"""The cases of `benchmarks.fuzz`: what is made, and what must come of it.
+"""The cases of tests/project/test_fuzz.py: what is made, and what must come of it.
 
 A case has `strategy()`, which returns the inputs, and `take(example, path)`, which gives an
-input to the program: the example, and its file, alone in a folder. It raises `Finding` where
-the program takes it wrongly.
+input to the program: the example, and its file, alone in a folder. It fails where the program
+takes it wrongly.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import itertools
 import json
 import lzma
 import math
-import os
 import random
 import re
-import signal
 import socket
 import time
 import unicodedata
@@ -52,7 +50,6 @@ from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.streams import START_BYTES, compression_of, open_bytes
 from recsys.errors import ConfigError, RecsysError
 
-CRASH, WRONG = "crashes", "wrong accepts"
 _SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "movielens_small.yaml"
 _FACTS = "facts.json"
 
@@ -82,25 +79,20 @@ class Example:
     @classmethod
     def load(cls, folder: Path) -> Example:
         """Returns the input that `save` wrote."""
-        [path] = [path for path in folder.iterdir() if path.name not in (_FACTS, "finding.txt")]
+        [path] = [path for path in folder.iterdir() if path.name != _FACTS]
         return cls(path.name, path.read_bytes(), json.loads((folder / _FACTS).read_text()))
 
 
-class Finding(Exception):
-    """An input was taken wrongly: the kind, and what came of it."""
-
-
 def require(holds: bool, text: str) -> None:
-    """Raises a finding where the program took what it must refuse, or says what isn't so."""
-    if not holds:
-        raise Finding(WRONG, text)
+    """Fails where the program took what it must refuse, or says what isn't so."""
+    assert holds, text
 
 
 _TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 
 
 def require_harmless(text: str) -> None:
-    """Raises a finding where a text would steer a terminal."""
+    """Fails where a text would steer a terminal."""
     match = _TERMINAL.search(text)
     require(match is None, f"printed a control character: {match}")
 
@@ -129,23 +121,6 @@ def broken(draw: st.DrawFn, content: bytes) -> bytes:
         changed = [b"", part * 2, part * 40, bytes(byte ^ 0x80 for byte in part)]
         data[start:stop] = draw(st.sampled_from(changed) | tokens | tokens)
     return bytes(data)
-
-
-class Planted:
-    """Inputs of which some crash, hang, grow, or are taken wrongly: what watches must see it."""
-
-    def take(self, example: Example, path: Path) -> None:
-        """Goes wrong for some bytes."""
-        byte = path.read_bytes()[0]
-        if byte == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        elif byte == 2:
-            raise KeyError(byte)
-        elif byte == 3:
-            time.sleep(3600)
-        elif byte == 4:
-            bytearray(b"x") * (3 << 30)
-        require(byte != 5, "planted")
 
 
 # --- Files of data: what is read of them is compared with what is known of them.
@@ -219,7 +194,7 @@ class Reading:
         self.n_distinct = drop_duplicates(table)[0].num_rows if table else 0
 
     def require_sound(self) -> None:
-        """Raises a finding where rows got lost, or where a good one breaks a rule."""
+        """Fails where rows got lost, or where a good one breaks a rule."""
         counts = f"read {self.n_read}, good {self.n_good}, rejected {self.letters}"
         require(self.n_read == self.n_good + sum(self.letters.values()), counts)
         for row in self._rows:
@@ -230,7 +205,7 @@ class Reading:
             require(is_good, f"this row is good: {row!r:.300}")
 
     def require_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raises a finding where the rows are other ones than are known."""
+        """Fails where the rows are other ones than are known."""
         good = Counter(tuple(row) for row in facts["good"])
         rows = Counter((row["user_id"], row["item_id"], row["timestamp"]) for row in self._rows)
         require(rows == good, f"good rows differ: {rows - good} {good - rows}"[:400])
@@ -453,7 +428,7 @@ class Checks:
         try:
             reading = Reading(interactions, 64 << 20, int(time.time()))
         except RecsysError as error:
-            raise Finding(WRONG, f"a run refuses what `check` took: {error}") from None
+            raise AssertionError("a run refuses what `check` took") from error
         read = {"rows": reading.n_read, "good": reading.n_distinct}
         counts = {name: promised[name] for name in read}
         require(counts == read, f"promised {counts}, a run reads {read} of them")
@@ -469,8 +444,7 @@ def _run(words: list[str]) -> tuple[int, str, str]:
             main(words)
         except SystemExit as ended:
             exit_code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
-    if "[R900]" in err.getvalue():
-        raise Finding(CRASH, err.getvalue().strip())
+    require("[R900]" not in err.getvalue(), err.getvalue().strip())
     return exit_code, out.getvalue(), err.getvalue()
 
 
@@ -569,23 +543,21 @@ _GOOD = [
 ]  # fmt: skip
 
 
-def serve(kind: str) -> Any:
-    """Starts a server with two versions of a stand-in of `kind`; it ends with the process."""
-    import serving
-
-    running = serving.Running(versions=(1, 2), kind=getattr(serving, kind))
-    _running.enter_context(running)
-    return running
-
-
-_running = contextlib.ExitStack()
+servers = contextlib.ExitStack()
+"""Servers that cases have started."""
 
 
 class Server:
     """Hand-made requests with unexpected names, bytes, depths and lengths."""
 
     def __init__(self) -> None:
-        self._addresses = [serve(kind).address for kind in ("FakeRecommender", "FakeModel")]
+        import serving
+
+        started = [
+            servers.enter_context(serving.Running(versions=(1, 2), kind=kind))
+            for kind in (serving.FakeRecommender, serving.FakeModel)
+        ]
+        self._addresses = [server.address for server in started]
         page = json.loads(self._ask(0, b"GET /openapi.json HTTP/1.1\r\n", b"")[1])
         content = page["paths"][_RECOMMEND]["post"]["requestBody"]["content"]["application/json"]
         schema = {**content["schema"], "components": page["components"]}
@@ -606,8 +578,7 @@ class Server:
         """Sends a request, and judges the answer."""
         head = example.facts["head"].encode("latin-1")
         status, text = self._ask(example.facts["server"], head, example.content)
-        if status == 500 or status not in (*range(200, 500), 503):
-            raise Finding(CRASH, f"{status} {text[:400]!r}")
+        require(status in (*range(200, 500), 503), f"{status} {text[:400]!r}")
         if status >= 400 and head.startswith(b"POST"):
             require(set(json.loads(text)) == {"error"}, f"{status} without a sentence: {text!r}")
         if status == 200 and _RECOMMEND in example.facts["head"]:
@@ -695,7 +666,10 @@ def _kernel_calls(draw: st.DrawFn) -> kernel_calls.Call:
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    format: functools.partial(Files, format) for format in FORMATS
+    **{format: functools.partial(Files, format) for format in FORMATS},
+    "check": Checks,
+    "config": Configs,
+    "kernels": Kernels,
+    "server": Server,
+    "streams": Streams,
 }
-CASES |= {"check": Checks, "config": Configs, "server": Server, "streams": Streams}
-CASES |= {"kernels": Kernels, "planted": Planted}
