@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +94,10 @@ def recommend_file(
 
     Args:
         answer: Returns the answers for a block of users, as `batch_answer`.
-        users: The users; only a few blocks are in memory at a time.
+        users: The users, of whom a piece is in memory at a time.
         out: Parquet file to write or replace, in the columns of `SCHEMA`.
         k: Number of items per user.
-        block: Number of users per block.
+        block: Most users that are answered at once.
         report: Progress callback.
 
     Raises:
@@ -112,18 +111,20 @@ def recommend_file(
         raise UsageError("R546", rule, "Name a file with --out.", str(out))
     with (
         writing(done, _writer) as (writer, rejects),
-        closing(_answers(answer, _blocks(users, size), k)) as blocks,
+        ThreadPoolExecutor(_AT_ONCE) as threads,
     ):
-        for answers, letters, n_bytes in blocks:
+        for asking, letters, n_bytes in users:
             if letters.num_rows:
                 rejects.write_batch(letters)
                 done.rejected += letters.num_rows
-            if answers.num_rows:
+            blocks = [asking.slice(at, size) for at in range(0, asking.num_rows, size)]
+            for answers in threads.map(answer, blocks, itertools.repeat(k)):
                 writer.write_batch(answers)
                 done.users += answers.num_rows
                 done.unknown += pc.sum(pc.invert(answers["known"])).as_py()
                 sources.update(answers["source"].to_pylist())
-            report(answers.num_rows, n_bytes)
+                report(answers.num_rows, 0)
+            report(0, n_bytes)
     done.sources = {name: sources[name] for name in SOURCES if sources[name]}
     return done
 
@@ -216,52 +217,12 @@ def _writer(file: Path) -> pq.ParquetWriter:
     )  # fmt: skip
 
 
-def _answers(
-    answer: Answer, blocks: Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]], k: int
-) -> Generator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
-    """Yields `blocks` in order, with answers in place of users."""
-    empty = pa.RecordBatch.from_pylist([], SCHEMA)
-    waiting: deque[tuple[Future[pa.RecordBatch] | None, pa.RecordBatch, int]] = deque()
-    threads = ThreadPoolExecutor(_AT_ONCE)
-    try:
-        for block in itertools.chain(blocks, [None] * _AT_ONCE):
-            if block is not None:
-                asking, letters, n_bytes = block
-                future = threads.submit(answer, asking, k) if asking.num_rows else None
-                waiting.append((future, letters, n_bytes))
-            if len(waiting) > _AT_ONCE or (block is None and waiting):
-                future, letters, n_bytes = waiting.popleft()
-                yield (future.result() if future else empty), letters, n_bytes
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
-def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
-    """Yields the items of `users`, regrouped into blocks of `size` users."""
-    waiting = users.schema.empty_table()
-    for more, letters, n_bytes in users:
-        waiting = pa.concat_tables([waiting, pa.Table.from_batches([more])])
-        while waiting.num_rows >= size:
-            yield _batch(waiting.slice(0, size)), letters, n_bytes
-            waiting, letters, n_bytes = waiting.slice(size), letters[:0], 0
-        if letters.num_rows or n_bytes:
-            yield _batch(waiting.slice(0, 0)), letters, n_bytes
-    if waiting.num_rows:
-        yield _batch(waiting), _NO_LETTERS, 0
-
-
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
-
-
 # --- a file of users: CSV, Parquet, JSON Lines, tf.Examples or plain text
 
 # Small, because progress is reported after each piece.
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 2 << 20
 _DELIMITERS = "\t;|,"
 _NEVER = "\x1f"
-_NO_LETTERS = dead_letters.dead_letters([], "", [], [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,16 +272,16 @@ class UsersFile:
 
     def __iter__(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
         """Yields users in `schema`, dead letters of other rows, and the number of bytes read."""
-        nobody = pa.RecordBatch.from_pylist([], self.schema)
         for piece in self.pieces:
+            n_bytes = piece.n_bytes
             for batch in read_piece(piece):
                 ids = to_ids(batch.columns.column(self.column))
                 rules = [(ids.is_null(), NO_USER), (is_bad_id(ids), BAD_USER)]
                 texts = [to_text(batch.columns.column(name)).fill_null("") for name in self.context]
                 typed = pa.RecordBatch.from_arrays([ids, *texts], names=self.schema.names)
                 good, letters = split_by_rules(batch, typed, rules)
-                yield good.select(self.schema.names).cast(self.schema), letters, 0
-            yield nobody, _NO_LETTERS, piece.n_bytes
+                yield good.select(self.schema.names).cast(self.schema), letters, n_bytes
+                n_bytes = 0
 
 
 def detect(path: str, column: str | None) -> tuple[SourceConfig, str, list[str]]:

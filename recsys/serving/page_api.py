@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from recsys.bundles.bundle import check_answers
-from recsys.savedmodel.signatures import SCORE
-from recsys.serving.label_scorer import LabelScorer, RankQuery
+from recsys.serving.label_scorer import LabelScorer
 from recsys.serving.pool import Pool
 from recsys.serving.predictor import Predictor
+from recsys.serving.recommendations import LoadedBundle
 from recsys.serving.requests import INVALID, NOT_FOUND, HttpError, wrong
 from recsys.serving.served_model import Retriever, events_of, normal_id
 
@@ -179,13 +179,7 @@ def router(predictor: Predictor) -> APIRouter:
     @routes.post("/recommend")
     async def recommend(wish: RecommendRequest) -> Any:
         """Recommend items to a user, or for a history; or rank candidates by predicted labels."""
-
-        def find(model: PageModel) -> dict[str, Any]:
-            return (
-                ranked(model, wish) if isinstance(model, LabelScorer) else recommended(model, wish)
-            )
-
-        return await respond(wish.version, find)
+        return await respond(wish.version, lambda model: answer(model, wish))
 
     return routes
 
@@ -206,83 +200,51 @@ def page_model(pool: Pool, version: int | None = None) -> Any:
     return model
 
 
-def ranked(model: LabelScorer, wish: RecommendRequest) -> dict[str, Any]:
-    """Returns the candidates in the order of the first label, with the scores of each label.
+def answer(model: PageModel, wish: RecommendRequest) -> dict[str, Any]:
+    """Returns the best items for a user or a history, or candidates by the predicted labels.
 
     Raises:
-        UsageError: A column is unknown, or a value is invalid (R549).
+        HttpError: A filter is unknown (400).
+        UsageError: As `LoadedBundle.recommend` and `rank`.
     """
-    catalogue = model.catalogue
-    popular = [one["id"] for one in catalogue.find_items("", _MOST_RESULTS)]
-    items = [id_ for id_ in wish.candidates or popular if id_ not in wish.exclude]
-    answer = model.rank(RankQuery(wish.user, items, wish.k, wish.context, wish.items))
-    ids = [normal_id(items[place]) for place in answer.places.tolist()]
-    rows = catalogue.item_rows(ids)
-    scores = {label: values.tolist() for label, values in answer.scores.items()}
-    # An unknown item has a row without a title.
-    shown = catalogue.shown(rows, scores[model.labels[0]])
-    given, _ = events_of(wish.items)
+    bundle, catalogue = LoadedBundle(model), model.catalogue
+    given = events_of(wish.items)[0]
     taste = catalogue.item_rows([normal_id(id_) for id_ in given])
+    query: dict[str, Any] = {"k": wish.k, "history": wish.items, "context": wish.context}
+    found: Any
+    if isinstance(model, LabelScorer):
+        popular = [one["id"] for one in catalogue.find_items("", _MOST_RESULTS)]
+        items = [id_ for id_ in wish.candidates or popular if id_ not in wish.exclude]
+        found = bundle.rank(wish.user, items, **query)
+        more: dict[str, Any] = {"source": "labels"}
+        history = [row for row in taste if row]
+    else:
+        _check_filters(model, wish.only)
+        filters = {model.filters.feature_of[name]: tokens for name, tokens in wish.only.items()}
+        query |= {"exclude": wish.exclude, "exclude_seen": wish.exclude_seen, "filters": filters}
+        found = bundle.recommend(wish.user, **query)
+        more = {"source": found.source, "stage": found.stage}
+        history = catalogue.item_rows([item.id for item in found.history])
+    rows = catalogue.item_rows([item.id for item in found])
+    shown = zip(found, catalogue.shown(rows), strict=True)
     return {
-        "known": answer.known,
-        "source": "labels",
-        "history": catalogue.shown([row for row in taste if row][:_SHOWN_HISTORY]),
+        "known": found.known,
+        **more,
+        "history": catalogue.shown(history[:_SHOWN_HISTORY]),
         "unknown_items": [id_ for id_, row in zip(given, taste, strict=True) if not row],
+        # An unknown item has a row without a title.
         "items": [
             {
-                **item,
-                "id": id_,
-                "title": item["title"] or id_,
-                "scores": {label: values[place] for label, values in scores.items()},
+                **of_row,
+                "id": item.id,
+                "title": of_row["title"] or item.id,
+                "score": item.score,
+                "scores": item.scores,
             }
-            for place, (id_, item) in enumerate(zip(ids, shown, strict=True))
+            for item, of_row in shown
         ],
-        "missing": answer.missing,
-        "unknown": answer.unknown,
-    }
-
-
-def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
-    """Returns the best items for a user or a history: the fields of `Recommended`.
-
-    Raises:
-        HttpError: `k` is too large, a filter is unknown, or no item has its value.
-    """
-    _check_filters(model, wish.only)
-    if wish.k > model.max_k:
-        rule = f"This model answers with at most {model.max_k} items."
-        cure = "Request fewer, or raise export.k in the config and run again: recsys run."
-        raise wrong("R567", rule, cure, wish.k)
-    items, attributes = events_of(wish.items)
-    inputs = model.query_inputs(
-        [wish.user],
-        history=items,
-        exclude=wish.exclude,
-        only=wish.only,
-        exclude_seen=wish.exclude_seen,
-        context={name: [value] for name, value in wish.context.items()},
-        attributes=attributes,
-    )
-    ranked = model.rank(inputs, wish.k)
-    rows = ranked.rows[0][ranked.rows[0] > 0]
-    shown = model.catalogue.shown(rows, ranked.scores[0].tolist())
-    for place, item in enumerate(shown if ranked.more else ()):
-        of_labels = {name: float(values[0, place]) for name, values in ranked.more.items()}
-        item["scores"] = {SCORE: item["score"], **of_labels}
-    replaced = {}
-    if isinstance(model.scorer, LabelScorer):
-        values = {name: [value] for name, value in wish.context.items()}
-        replaced = dict(zip(("missing", "unknown"), model.scorer.defaults(values), strict=True))
-    taste = model.catalogue.item_rows([normal_id(id_) for id_ in items])
-    history = taste or model.histories([wish.user])[0]
-    return {
-        "known": bool(ranked.known[0]),
-        "source": ranked.source[0].decode(),
-        "history": model.catalogue.shown([row for row in history if row][:_SHOWN_HISTORY]),
-        "unknown_items": [id_ for id_, row in zip(items, taste, strict=True) if not row],
-        "items": shown,
-        "stage": ranked.stage,
-        **replaced,
+        "missing": found.missing,
+        "unknown": found.unknown,
     }
 
 

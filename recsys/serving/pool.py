@@ -307,10 +307,11 @@ class ServerMetrics:
         self._loaded.set(n_loaded)
         self._swaps.inc(is_swap)
 
-    def context_defaults(self, reason: str, columns: Mapping[str, int]) -> None:
+    def context_defaults(self, missing: Mapping[str, int], unknown: Mapping[str, int]) -> None:
         """Counts values of the context that a default replaced, by column."""
-        for column, n in columns.items():
-            self._defaults.labels(column, reason).inc(n)
+        for reason, columns in {"missing": missing, "unknown": unknown}.items():
+            for column, n in columns.items():
+                self._defaults.labels(column, reason).inc(n)
 
     def pair_lists(self, order: str, n: int) -> None:
         """Counts lists of a pair by what ordered them: `ranker`, `late` or `failed`."""

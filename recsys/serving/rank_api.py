@@ -20,9 +20,10 @@ from recsys.serving.label_scorer import LabelScorer, RankedItems, RankQuery
 from recsys.serving.open_inference import message_class
 from recsys.serving.page_api import Id, invalid
 from recsys.serving.predictor import Predictor
+from recsys.serving.ranking import Ranking
 from recsys.serving.recommendations import LoadedBundle
-from recsys.serving.requests import as_json, too_large
-from recsys.serving.served_model import EVENT_ITEM, ServedModel, normal_id, text_of
+from recsys.serving.requests import too_large
+from recsys.serving.served_model import EVENT_ITEM, ServedModel, normal_id
 
 _Id = Id | int
 
@@ -139,8 +140,10 @@ def _ranked(predictor: Predictor, model: ServedModel, wish: RankRequest) -> dict
         {k: v if isinstance(v, list) else [v] for k, v in wish.features.items()},
     )
     ranked, impression = rank_and_log(predictor, model, query, wish.impression)
-    fields = {"version": model.version, **written(query, ranked)}
-    return fields | ({} if impression is None else {"impression": impression})
+    fields = dataclasses.asdict(Ranking.of(query.user, query.items, ranked))
+    del fields["user_id"]
+    shown = {} if impression is None else {"impression": impression}
+    return {"version": model.version, **fields, **shown}
 
 
 def rank_and_log(
@@ -154,10 +157,8 @@ def rank_and_log(
     """
     if len(query.items) > predictor.limits.items:
         raise too_large("items", predictor.limits.items, len(query.items))
-    scorer, metrics = label_scorer(model), predictor.pool.metrics
-    ranked = scorer.rank(query)
-    metrics.context_defaults("missing", ranked.missing)
-    metrics.context_defaults("unknown", ranked.unknown)
+    ranked = label_scorer(model).rank(query)
+    predictor.pool.metrics.context_defaults(ranked.missing, ranked.unknown)
     if predictor.log is None:
         return ranked, None
     return ranked, predictor.log.add(query, ranked, model.version, impression)
@@ -173,20 +174,15 @@ def recommend_and_log(
     """
     options = wish.model_dump(exclude={"user", "impression"})
     found = LoadedBundle(model).recommend(wish.user, **options)
-    fields = {"version": model.version, "known": found.known, "source": found.source}
-    items = [dataclasses.asdict(item) for item in found]
-    fields |= {"stage": found.stage, "items": items}
-    if isinstance(scorer := model.scorer, LabelScorer):
-        given = {name: [text_of(value)] for name, value in wish.context.items()}
-        replaced = dict(zip(("missing", "unknown"), scorer.defaults(given), strict=True))
-        for reason, columns in replaced.items():
-            predictor.pool.metrics.context_defaults(reason, columns)
-        fields |= replaced
+    predictor.pool.metrics.context_defaults(found.missing, found.unknown)
+    names = ("known", "source", "stage", "missing", "unknown")
+    fields = {"version": model.version, **{name: getattr(found, name) for name in names}}
+    fields["items"] = [dataclasses.asdict(item) for item in found]
     if predictor.log is not None:
         query = RankQuery(found.user_id, [item.id for item in found], context=wish.context)
         scores = [{SCORE: item.score, **item.scores} for item in found]
-        names = scores[0] if scores else ()
-        by_label = {name: np.array([one[name] for one in scores]) for name in names}
+        labels = scores[0] if scores else ()
+        by_label = {name: np.array([one[name] for one in scores]) for name in labels}
         places, known = np.arange(len(scores)), np.ones(len(scores), bool)
         ranked = RankedItems(places, by_label, found.known, known, {}, {})
         impression = predictor.log.add(query, ranked, model.version, wish.impression)
@@ -206,27 +202,6 @@ def label_scorer(model: ServedModel) -> LabelScorer:
         rule = f"The bundle {str(model.bundle)!r} must predict labels to rank items here."
         raise UsageError("R545", rule, "Ask for the signature 'score'.", model.answers)
     return model
-
-
-def written(query: RankQuery, ranked: RankedItems) -> dict[str, Any]:
-    """Returns the fields of an answer in JSON."""
-    names = tuple(ranked.scores)
-    columns = zip(*(as_json(name, values) for name, values in ranked.scores.items()), strict=True)
-    rows = zip(ranked.places.tolist(), ranked.known_items.tolist(), columns, strict=True)
-    return {
-        "known": ranked.known,
-        "labels": names,
-        "items": [
-            {
-                "id": query.items[place],
-                "known": known,
-                "scores": dict(zip(names, scores, strict=True)),
-            }
-            for place, known, scores in rows
-        ],
-        "missing": ranked.missing,
-        "unknown": ranked.unknown,
-    }
 
 
 # --- gRPC

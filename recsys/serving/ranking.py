@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from recsys.formats import counted, html_table
 from recsys.serving.label_scorer import RankedItems
+from recsys.serving.served_model import shortest
 
 ItemT = TypeVar("ItemT")
 
@@ -78,7 +79,7 @@ class Ranking(ItemSequence[RankedItem]):
     @classmethod
     def of(cls, user: str, items: Sequence[str], ranked: RankedItems) -> Ranking:
         """Returns the answer to a query for a user and items."""
-        columns = zip(*(values.tolist() for values in ranked.scores.values()), strict=True)
+        columns = zip(*map(shortest, ranked.scores.values()), strict=True)
         rows = zip(ranked.places.tolist(), columns, ranked.known_items.tolist(), strict=True)
         return cls(
             user,

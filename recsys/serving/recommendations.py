@@ -84,6 +84,9 @@ class Recommendations(ItemSequence[ScoredItem]):
         history: History items that the answer is based on, the newest first.
         items: Recommended items, the best first; fewer than `k` if the catalogue has no more.
         stage: Stage that ordered the items, `retriever` or `ranker`.
+        missing: Of a pair, number of missing values by column of the context; a default is in their
+            place.
+        unknown: Of a pair, number of values that training didn't see by column of the context.
     """
 
     user_id: str
@@ -92,6 +95,8 @@ class Recommendations(ItemSequence[ScoredItem]):
     history: list[Item]
     items: list[ScoredItem]
     stage: str = RETRIEVER
+    missing: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    unknown: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         width = max([len(item.id) for item in self.items], default=0)
@@ -340,6 +345,7 @@ class LoadedBundle:
         _check_names(rule, filters or {}, input_of)
         columns = self.retriever.user_columns
         _check_names("Raw values are taken of the columns of the users", features or {}, columns)
+        of_query = {name: [text_of(value)] for name, value in (context or {}).items()}
         inputs = self.retriever.query_inputs(
             ids,
             history=items,
@@ -347,12 +353,14 @@ class LoadedBundle:
             only={input_of[name]: _texts(tokens) for name, tokens in (filters or {}).items()},
             columns={name: _texts(values) for name, values in (features or {}).items()},
             exclude_seen=exclude_seen,
-            context={name: [text_of(value)] for name, value in (context or {}).items()},
+            context=of_query,
             attributes=attributes,
         )
         ranked = self.retriever.rank(inputs, k, is_batch=len(ids) > 1)
         liked = self.retriever.catalogue.item_rows(items)
         histories = [liked] * len(ids) if liked else self.retriever.histories(ids)
+        scorer = self.model.scorer
+        replaced = scorer.defaults(of_query) if isinstance(scorer, LabelScorer) else ({}, {})
         answers = RecommendationList(
             Recommendations(
                 user_id=id_,
@@ -361,6 +369,8 @@ class LoadedBundle:
                 history=[Item(*self._names(row)) for row in histories[place] if row],
                 items=self._items(ranked, place),
                 stage=ranked.stage,
+                missing=replaced[0],
+                unknown=replaced[1],
             )
             for place, id_ in enumerate(ids)
         )

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 
 from recsys.errors import RecsysError, UsageError
 from recsys.savedmodel.signatures import DTYPES, SignatureInput
+from recsys.serving.served_model import shortest
 from recsys.system.files import unique_fields
 
 MIB = 2**20
@@ -205,8 +206,7 @@ def _bytes(value: Any) -> bytes | None:
 def as_json(name: str, values: np.ndarray) -> Any:
     """Returns an output as nested lists; bytes that are not text, or named so, as base64."""
     if values.dtype == np.float32:
-        # The shortest text that reads back as the same float32.
-        return values.astype("U").astype(np.float64).tolist()
+        return shortest(values)
     if values.dtype != object:
         return values.tolist()
     texts = np.empty(values.size, object)

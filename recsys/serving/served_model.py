@@ -516,6 +516,12 @@ def text_of(value: Any) -> str:
     return "" if is_missing else str(value)
 
 
+def shortest(values: np.ndarray) -> list[Any]:
+    """Returns float32 numbers, each as the float with the shortest text that reads back as it."""
+    numbers: list[Any] = values.astype("U").astype(np.float64).tolist()
+    return numbers
+
+
 def check_k(k: Any, most: int | None = None) -> None:
     """Checks the number of requested items.
 

@@ -118,7 +118,7 @@ def test_a_user_gets_what_is_new_with_titles_and_what_was_done(server):
     assert ids(answer["items"]) == ["i5", "i3", "i6", "ü"]  # By nearness to i1.
     assert answer["items"][0] == {
         "id": "i5", "title": "Red Wolf", "features": {"genre": ["sea", "noir"]},
-        "score": pytest.approx(0.6),
+        "score": pytest.approx(0.6), "scores": {},
     }  # fmt: skip
     assert (answer["known"], answer["version"], answer["source"]) == (True, 1, "user")
 

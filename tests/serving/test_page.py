@@ -221,7 +221,7 @@ def test_what_the_server_refuses_is_reported(page):
     page.run("document.querySelector('#user').focus()")
     page.type("u1")
     page.press("Enter")
-    page.wait_for("document.querySelector('#status').innerText.includes('[R567]')")
+    page.wait_for("document.querySelector('#status').innerText.includes('[R541]')")
     page.said.clear()  # Chromium notes the 400.
 
 

@@ -103,7 +103,7 @@ def test_without_the_ranker_in_time_the_retriever_answers_and_is_counted(server,
     answer = recommended(server)
     assert [item["id"] for item in answer["items"]] == by_hand(1, 10)
     assert (answer["stage"], n_lists(server, "ranker")) == ("ranker", 1)
-    assert [*answer["items"][0]["scores"]] == ["score", "retriever", "click", "like"]
+    assert [*answer["items"][0]["scores"]] == ["retriever", "click", "like"]
     if reason == "late":
         graph.delay_s = 4.0
     else:

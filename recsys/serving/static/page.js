@@ -148,7 +148,8 @@ function row(item, inBoth) {
     element("span", { className: "score", textContent: item.score === undefined ? "" : item.score.toFixed(4) }));
   const features = Object.entries(item.features).filter(([, values]) => values.length)
     .map(([name, values]) => `${name.replaceAll("_", " ")}: ${values.join(", ")}`);
-  const labels = Object.entries(item.scores ?? {}).slice(1).map(([name, score]) => `${name} ${score.toFixed(4)}`);
+  const labels = Object.entries(item.scores ?? {}).filter(([, score]) => score !== item.score)
+    .map(([name, score]) => `${name} ${score.toFixed(4)}`);
   made.append(element("span", { className: "more", textContent: [item.id, ...labels, ...features].join(" · ") }));
   made.append(element("div", { className: "actions" },
     ...(state.labels.length ? [] : [button("Similar", `Similar to ${item.title}`, () => similar(item.id))]),
