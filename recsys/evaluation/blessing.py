@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from recsys.evaluation.config import BlessConfig, BlessRule
-from recsys.evaluation.figures import Difference, Interval, Key, UserMeans
+from recsys.evaluation.figures import Interval, Key, UserMeans
 from recsys.evaluation.result import difference_text, plain
 from recsys.formats import change, change_span, counted
 from recsys.tasks.judging_side import BLESSED, MODEL
@@ -172,25 +172,11 @@ def _outcomes(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
         others.append((BLESSED, rule.over_blessed))
     for other, ratio in others:
         if ratio:
-            yield _ratio_outcome(key, other, ratio, evidence)
+            yield _comparison(key, other, ratio, evidence)[0]
     if evidence.has_blessed and rule.sure_loss == "refuse":
-        yield _loss_outcome(key, evidence)
-
-
-def _loss_outcome(key: Key, evidence: Evidence) -> RuleOutcome:
-    """Returns whether the model is not significantly worse than the last blessed one."""
-    ruling = _ratio_outcome(key, BLESSED, 1.0, evidence)
-    difference = evidence.means.difference(key, BLESSED)
-    if difference is None or ruling.value is None or ruling.other is None:
-        return dataclasses.replace(ruling, passed=True)
-    lost = _is_lost(key, BLESSED, evidence)
-    text = (
-        f"{_subject(key)} is {ruling.value:.4f}, that of {evidence.title(BLESSED)}"
-        f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)},"
-        f" {'significantly worse' if lost else 'not significantly worse'}"
-    )
-    # The picture of an interval has the line of a ratio, which this rule hasn't.
-    return dataclasses.replace(ruling, passed=not lost, text=text, interval=None)
+        ruling, *_ = _comparison(key, BLESSED, 0.0, evidence, refuses_loss=True)
+        # The picture of an interval has the line of a ratio, which this rule hasn't.
+        yield dataclasses.replace(ruling, least=1.0, interval=None)
 
 
 def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
@@ -211,8 +197,29 @@ def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
     )
 
 
-def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
-    means = evidence.means
+def _comparison(
+    key: Key,
+    other: str,
+    ratio: float,
+    evidence: Evidence,
+    name: str = "",
+    *,
+    refuses_loss: bool = False,
+) -> tuple[RuleOutcome, bool, bool]:
+    """Returns the outcome against another system, its ratio's alone, and whether the loss is sure.
+
+    Non-inferiority: the whole interval is above a margin. Inferiority: the whole interval is below
+    0. docs/evaluation.md has the sources.
+
+    Args:
+        key: The model's figure.
+        other: The other system.
+        ratio: Lowest ratio to its figure; 0: none.
+        evidence: The figures.
+        name: Title of the other system; its usual one by default.
+        refuses_loss: Whether a model that is significantly worse is refused.
+    """
+    means, is_lost = evidence.means, False
     value, theirs = means.mean(key), means.mean(key._replace(system=other))
     difference = means.difference(key, other)
     margin = means.margin(key, other, _bound(key, ratio, evidence))
@@ -221,23 +228,28 @@ def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> Ru
     # The model must beat a baseline, but need not be better than the served model.
     is_beaten = ratio >= 1 and other != BLESSED
     least_margin = _ROUNDING if is_beaten else -_ROUNDING
-    passed = margin is not None and evidence.gain(key, margin)[0] >= least_margin
-    passed = passed and (bool(value) or key.metric in evidence.lower)
-    name, relative, interval = evidence.title(other), None, None
+    reached = margin is not None and evidence.gain(key, margin)[0] >= least_margin
+    reached = reached and (bool(value) or key.metric in evidence.lower)
+    if not ratio:
+        reached = margin is not None or other == BLESSED
+    title, relative, interval = evidence.title(other), None, None
     if other in evidence.left_out:
-        text = f"{name} was not measured: {evidence.left_out[other]}"
+        text = f"{title} was not measured: {evidence.left_out[other]}"
     elif difference is None or margin is None or value is None or theirs is None:
         why = _missing_reason(key, value, evidence)
-        text = f"{_subject(key)} can't be compared with {name}: {why}"
+        text = f"{_subject(key)} can't be compared with {title}: {why}"
     else:
         relative, interval = difference.relative, difference.interval
+        is_lost = refuses_loss and _is_lost(key, other, evidence)
         by_value = _reaches(key, value, ratio, theirs, evidence)
-        words = _reached(passed, by_value, _required(ratio, other))
-        shown = _difference(difference, evidence.confidence)
-        text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
-    return RuleOutcome(
-        key.metric, key.slice, other, value, theirs, ratio, relative, interval, passed, text
-    )
+        words = f"{'' if is_lost else 'not '}significantly worse"
+        if ratio and not is_lost:
+            words = _reached(reached, by_value, _required(ratio, other))
+        shown = difference_text(dataclasses.asdict(difference), evidence.confidence)
+        text = f"{_subject(key)} is {value:.4f}, that of {name or title} {theirs:.4f}: {shown}, {words}"
+    passed, found = reached and not is_lost, (value, theirs, ratio, relative, interval)
+    outcome = RuleOutcome(key.metric, key.slice, other, *found, passed, text)
+    return outcome, reached, is_lost
 
 
 def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
@@ -255,9 +267,6 @@ def _strongest_outcome(
 ) -> Iterator[RuleOutcome]:
     """Yields the outcome of the rule on the strongest baseline, if the config has one.
 
-    Non-inferiority: the whole interval is above a margin. Inferiority: the whole interval is below
-    0. docs/evaluation.md has the sources.
-
     Args:
         config: The thresholds.
         other: The strongest baseline.
@@ -267,36 +276,26 @@ def _strongest_outcome(
     refuses_loss, least = config.sure_loss == "refuse", config.over_strongest
     if not least and not refuses_loss:
         return
-    key = Key(MODEL, config.metric)
-    ruling = _ratio_outcome(key, other, least, evidence)
-    difference = evidence.means.difference(key, other)
-    has_interval = difference is not None and difference.difference_interval is not None
-    text = ruling.text
-    if difference and has_interval and ruling.value is not None and ruling.other is not None:
-        lost = refuses_loss and _is_lost(key, other, evidence)
-        passed = not lost and (ruling.passed or (not least and key.metric in evidence.lower))
-        by_value = _reaches(key, ruling.value, least, ruling.other, evidence)
-        reached = _reached(passed, by_value, _required(least, other))
-        words = "significantly worse" if lost else reached if least else "not significantly worse"
-        text = (
-            f"{_subject(key)} is {ruling.value:.4f}, that of {_strongest_title(other, evidence)},"
-            f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)}, {words}"
-        )
-        text += _cure(key, ruling, evidence, lost=lost) if is_alone and not passed else ""
-        ruling = dataclasses.replace(ruling, passed=passed)
-    yield dataclasses.replace(ruling, text=text, is_strongest=True)
+    key, name = Key(MODEL, config.metric), f"{_strongest_title(other, evidence)},"
+    ruling, reached, is_lost = _comparison(
+        key, other, least, evidence, name, refuses_loss=refuses_loss
+    )
+    if is_alone and not ruling.passed and ruling.relative is not None:
+        cure = _cure(key, ruling, evidence, reached=reached, lost=is_lost)
+        ruling = dataclasses.replace(ruling, text=f"{ruling.text}{cure}")
+    yield dataclasses.replace(ruling, is_strongest=True)
 
 
 def _strongest_title(baseline: str, evidence: Evidence) -> str:
     return f"{evidence.title(baseline)}, the strongest baseline"
 
 
-def _cure(key: Key, ruling: RuleOutcome, evidence: Evidence, *, lost: bool) -> str:
+def _cure(key: Key, ruling: RuleOutcome, evidence: Evidence, *, reached: bool, lost: bool) -> str:
     """Returns the config keys that would bless such a model; none if its metric is 0."""
     if not ruling.value:
         return ""
     keys = ["bless.sure_loss=allow"] if lost else []
-    if not ruling.passed:
+    if not reached:
         ends = ruling.interval
         low = 0.0 if ends is None else 1.0 + evidence.gain(key, ends)[0]
         # Below the interval, since a ratio of 1 requires more than a tie.
@@ -337,10 +336,6 @@ def _bound(key: Key, ratio: float, evidence: Evidence) -> float:
 def _reached(by_interval: bool, by_value: bool, required: str) -> str:
     short = "which the interval does not confirm" if by_value else "which is missed"
     return f"required: {required}, {'which is met' if by_interval else short}"
-
-
-def _difference(difference: Difference, confidence: float) -> str:
-    return difference_text(dataclasses.asdict(difference), confidence)
 
 
 def _confidence(share: float) -> str:
