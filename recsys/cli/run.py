@@ -128,7 +128,7 @@ def simulate_nights(
     """
     require_pipeline()
     from recsys.config.load import load_config
-    from recsys.runs.backtest import Simulation
+    from recsys.runs.backtest import NIGHTS, Simulation
 
     def run_pipeline(file: Path) -> dict[str, Any]:
         log = new_log(simulation.config.root_folder)
@@ -137,9 +137,9 @@ def simulate_nights(
     loaded, report = load_config(config, sets or []), Console(stderr=True).write_line
     simulation = Simulation(loaded, out.resolve(), by, nights, window, run_pipeline, report)
     simulation.run()
-    page, journal = simulation.page, simulation.journal
-    done = {"nights": journal.entries, "page": str(page), "nights_file": str(journal.file)}
+    finished, page = simulation.nights, str(simulation.page)
+    done = {"nights": finished, "page": page, "nights_file": str(out.resolve() / NIGHTS)}
     shown = ("span", "state", "value", "interval", "steps", "seconds")
-    rows = [{name: night.get(name) for name in shown} for night in journal.entries]
+    rows = [{name: night.get(name) for name in shown} for night in finished]
     people = {f"{simulation.config.bless.metric} by night": rows, **done, "nights": len(rows)}
     emit(done, as_json=as_json, people=people, beside=True)

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 
 from recsys.config import (
     Config,
-    InteractionsConfig,
     ItemsConfig,
     canonical_json,
     write_feature,
@@ -43,6 +42,8 @@ from recsys.tasks.judging_side import MODEL
 
 LANDING = "landing"
 """Folder of the spans, each in a folder named by its first day."""
+NIGHTS = "nights.jsonl"
+"""The finished nights, a line of JSON each."""
 _EVENTS = "events.parquet"
 
 _Parse = Callable[..., tuple[pa.RecordBatch, pa.RecordBatch]]
@@ -104,31 +105,17 @@ class BacktestData:
             _write(table.filter(is_known), out / f"{what}.parquet")
 
 
-def replay_config(config: Config, out: Path) -> dict[str, Any]:
-    """Returns the part `data` of a config that reads what a replay writes into `out`."""
-    data = config.model_dump(mode="json")["data"]
+def replayed(config: Config, out: Path, window: int | None = None) -> Config:
+    """Returns the config that reads what a replay writes into `out`, of the newest spans."""
     source = config.data.interactions
+    raw = config.model_dump(mode="json") | {"root": str(out / "run"), "name": config.name}
+    data, plain = raw["data"], {"format": "parquet", "csv": {}}
+    # Schemas of the raw files do not apply to a part of them.
+    data["gate"] |= {"schema_dir": None}
     names = {"user": "user_id", "item": "item_id", "timestamp": "timestamp"}
     names |= {n: n for n in ("rating", "weight", "event") if getattr(source.columns, n) is not None}
-    plain = {"format": "parquet", "csv": {}}
-    data["interactions"] |= plain | {
-        "files": str(out / LANDING / "{YYYY}-{MM}-{DD}" / _EVENTS),
-        "columns": names,
-        "timestamp_unit": "seconds",
-        "timestamp_format": None,
-        "weight_scale": "linear",
-        "explode": None,
-    }
-    data["interactions"] |= _typed_keys(source, names)
-    for what, side in config.data.sides.items():
-        data[what] |= plain | {"files": str(out / f"{what}.parquet")} | _columns(side)
-    return data
-
-
-def _typed_keys(source: InteractionsConfig, names: dict[str, str]) -> dict[str, Any]:
-    """Returns the keys on labels, features and what was shown, for typed rows."""
-    more = {"impression": source.has_impressions, "position": source.has_positions}
-    typed = {"impression": IMPRESSION.name, "position": SHOWN_AT.name}
+    names |= {"impression": IMPRESSION.name} if source.has_impressions else {}
+    names |= {"position": SHOWN_AT.name} if source.has_positions else {}
     labels = {}
     for name, label in source.labels.items():
         values = {} if label.is_amount else {"at_least": 1.0}
@@ -141,18 +128,25 @@ def _typed_keys(source: InteractionsConfig, names: dict[str, str]) -> dict[str, 
         features.append(write_event_feature(feature.model_copy(update={"column": column})))
     sampled = None
     if source.sampled is not None:
-        rates = pa.array(source.sampled.rates.values(), RATE.type)
-        texts = to_ids(rates).to_pylist()
-        sampled = {
-            "column": RATE.name,
-            "rates": dict(zip(texts, source.sampled.rates.values(), strict=True)),
-        }
-    return {
-        "columns": names | {key: typed[key] for key, is_there in more.items() if is_there},
+        rates = source.sampled.rates.values()
+        texts = to_ids(pa.array(rates, RATE.type)).to_pylist()
+        sampled = {"column": RATE.name, "rates": dict(zip(texts, rates, strict=True))}
+    data["interactions"] |= plain | {
+        "files": str(out / LANDING / "{YYYY}-{MM}-{DD}" / _EVENTS),
+        "spans": window,
+        "bad_spans": "set_aside",
+        "columns": names,
+        "timestamp_unit": "seconds",
+        "timestamp_format": None,
+        "weight_scale": "linear",
+        "explode": None,
         "labels": labels,
         "features": features,
         "sampled": sampled,
     }
+    for what, side in config.data.sides.items():
+        data[what] |= plain | {"files": str(out / f"{what}.parquet")} | _columns(side)
+    return Config.model_validate_json(json.dumps(raw))
 
 
 def _columns(side: entities.EntityConfig) -> dict[str, Any]:
@@ -187,53 +181,43 @@ def _write(table: pa.Table, file: Path) -> None:
         pq.write_table(table, temporary)
 
 
-# --- the journal: a line of JSON per night, so that a killed backtest can be resumed
+# --- the simulation
 
 
-class BacktestJournal:
-    """The finished nights of one simulation.
+def finished_nights(out: Path, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the finished nights of a simulation, which a killed one goes on from.
 
     Args:
         out: Folder of the simulation; created if missing.
         plan: Settings of the simulation. Other settings need another folder.
 
-    Attributes:
-        file: Its file.
-        entries: The finished nights, in order.
-
     Raises:
         RecsysError: The folder holds another simulation, or something else.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    nights, written = out / NIGHTS, out / "plan.json"
+    if not written.exists() and any(out.iterdir()):
+        rule = f"The folder {str(out)!r} must be empty, or contain a simulation to resume."
+        received = ", ".join(sorted(path.name for path in out.iterdir())[:5])
+        raise RecsysError("R910", rule, "Name another folder with --out.", received)
+    text = json.dumps(plan, indent=1, sort_keys=True) + "\n"
+    before = json.loads(written.read_text("utf-8")) if written.exists() else json.loads(text)
+    keys, requested = before.keys() | plan.keys(), json.loads(text)
+    different = sorted(key for key in keys if before.get(key) != requested.get(key))
+    if different:
+        raise RecsysError(
+            "R911",
+            f"The folder {str(out)!r} holds a simulation with another {', '.join(different)}.",
+            "Use the same options to resume it, or name another folder with --out.",
+            {key: requested.get(key) for key in different},
+        )
+    commit_text(text, written)
+    return (
+        [json.loads(line) for line in nights.read_text("utf-8").splitlines()]
+        if nights.exists()
+        else []
+    )
 
-    def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        self.file, written = out / "nights.jsonl", out / "plan.json"
-        if not written.exists() and any(out.iterdir()):
-            rule = f"The folder {str(out)!r} must be empty, or contain a simulation to resume."
-            received = ", ".join(sorted(path.name for path in out.iterdir())[:5])
-            raise RecsysError("R910", rule, "Name another folder with --out.", received)
-        text = json.dumps(plan, indent=1, sort_keys=True) + "\n"
-        before = json.loads(written.read_text("utf-8")) if written.exists() else json.loads(text)
-        keys, requested = before.keys() | plan.keys(), json.loads(text)
-        different = sorted(key for key in keys if before.get(key) != requested.get(key))
-        if different:
-            raise RecsysError(
-                "R911",
-                f"The folder {str(out)!r} holds a simulation with another {', '.join(different)}.",
-                "Use the same options to resume it, or name another folder with --out.",
-                {key: requested.get(key) for key in different},
-            )
-        commit_text(text, written)
-        lines = self.file.read_text("utf-8").splitlines() if self.file.exists() else []
-        self.entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
-
-    def add(self, entry: Mapping[str, Any]) -> None:
-        """Records a night, atomically."""
-        self.entries.append(dict(entry))
-        commit_text("".join(json.dumps(entry) + "\n" for entry in self.entries), self.file)
-
-
-# --- the simulation
 
 _LEAST_SPANS = 2
 
@@ -251,7 +235,7 @@ class Simulation:
         report: Called with a sentence on the progress.
 
     Attributes:
-        journal: The finished nights.
+        nights: The finished nights, which `nights.jsonl` has too.
         config: Config of the runs.
         page: The page of all runs, with the nights.
 
@@ -279,7 +263,7 @@ class Simulation:
             rule = f"The data must cover at least {least} nights."
             cure = "Reduce --nights, use a shorter period (--by day), or add data."
             raise UsageError("R912", rule, cure, f"{n_spans} {by}s")
-        self.config = _replayed(config, out, window)
+        self.config = replayed(config, out, window)
         self.page = self.config.root_folder / INDEX
         plan = {
             "config": json.loads(canonical_json(self.config)),
@@ -287,11 +271,11 @@ class Simulation:
             "spans": [day.isoformat() for day in self._replay.days],
             "code": code_fingerprint(self.config),
         }
-        self.journal = BacktestJournal(out, plan)
+        self.nights = finished_nights(out, plan)
 
     def run(self) -> None:
         """Runs the remaining nights."""
-        done, n_spans = len(self.journal.entries), len(self._replay.days)
+        done, n_spans = len(self.nights), len(self._replay.days)
         if self._replay.n_rejected:
             self._report(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
         if done:
@@ -301,7 +285,9 @@ class Simulation:
             self._replay.write_span(self._out, number)
             night = {"span": day, "events": self._replay.events[number].num_rows, **self._run()}
             night["seconds"] = round(time.monotonic() - started, 1)
-            self.journal.add(night)
+            self.nights.append(night)
+            lines = [json.dumps(night) + "\n" for night in self.nights]
+            commit_text("".join(lines), self._out / NIGHTS)
             words = [f"night {number + 1} of {n_spans}", day, night["state"]]
             words += [night["error"] if "error" in night else figure(night["value"])]
             self._report(" · ".join([*words, duration(night["seconds"])]))
@@ -317,7 +303,7 @@ class Simulation:
         metric, model = self.config.bless.metric, summary["model"]
         evaluation = Evaluated(read_json(Path(summary["evaluation"]), "The evaluation"), metric)
         training = read_json(Path(model) / "training.json", "The record of the training")
-        last = self.journal.entries[-1] if self.journal.entries else {}
+        last = self.nights[-1] if self.nights else {}
         state = "blessed" if summary["blessed"] else "refused"
         return {
             "state": "nothing new" if model == last.get("model") else state,
@@ -328,13 +314,3 @@ class Simulation:
             "train_seconds": training["seconds"],
             "base": (training.get("warm_start") or {}).get("base"),
         }
-
-
-def _replayed(config: Config, out: Path, window: int | None) -> Config:
-    raw = config.model_dump(mode="json")
-    raw["data"] = replay_config(config, out)
-    raw["data"]["interactions"] |= {"spans": window, "bad_spans": "set_aside"}
-    # Schemas of the raw files do not apply to a part of them.
-    raw["data"]["gate"] |= {"schema_dir": None}
-    raw |= {"root": str(out / "run"), "name": config.name}
-    return Config.model_validate_json(json.dumps(raw))

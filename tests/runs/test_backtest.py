@@ -18,9 +18,10 @@ from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
 from recsys.runs.backtest import (
     LANDING,
+    NIGHTS,
     BacktestData,
-    BacktestJournal,
-    replay_config,
+    finished_nights,
+    replayed,
 )
 
 
@@ -116,8 +117,7 @@ def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Pa
 def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_path: Path) -> None:
     replay = BacktestData.read(config, "month", 2)
     replay.write_span(tmp_path, 1)
-    raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
-    again = Config.model_validate_json(json.dumps(raw))
+    again = replayed(config, tmp_path)
     source = again.data.interactions
     (piece,) = plan_pieces(source, "interactions", interaction_columns(source))
     (batch,) = read_piece(piece)
@@ -144,17 +144,12 @@ def test_a_span_has_the_events_of_its_period(config: Config, period: str) -> Non
 
 def test_a_simulation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     out, plan = tmp_path / "out", {"nights": 3}
-    BacktestJournal(out, plan).add({"span": "2020-01-01"})
-    again = BacktestJournal(out, plan)
-    assert again.entries == [{"span": "2020-01-01"}]
-    again.add({"span": "2020-02-01"})
-    assert [night["span"] for night in BacktestJournal(out, plan).entries] == [
-        "2020-01-01",
-        "2020-02-01",
-    ]
+    assert finished_nights(out, plan) == []
+    (out / NIGHTS).write_text('{"span": "2020-01-01"}\n')
+    assert finished_nights(out, plan) == [{"span": "2020-01-01"}]
     with pytest.raises(RecsysError, match=r"R911.*another nights"):
-        BacktestJournal(out, {"nights": 4})
+        finished_nights(out, {"nights": 4})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(RecsysError, match=r"R910.*thesis"):
-        BacktestJournal(tmp_path / "other", plan)
+        finished_nights(tmp_path / "other", plan)
