@@ -7,8 +7,7 @@ run        `run` and `simulate-nights`
 stages     `train`, `evaluate`, `compare` and `export`
 tune       `tune`
 plan       `plan`
-ranking    `rank`
-serving    `serve`, `rollback`, `recommend` and `publish-vectors`
+serving    `serve`, `rollback`, `recommend`, `rank` and `publish-vectors`
 past_runs  `runs` and `lineage`
 removal    `clean` and `forget`
 check      `check` and `doctor`
@@ -27,7 +26,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer
 
-from recsys.cli import check, files, past_runs, plan, ranking, removal, run, serving, stages, tune
+from recsys.cli import check, files, past_runs, plan, removal, run, serving, stages, tune
 from recsys.cli.options import command_of
 from recsys.cli.terminal import one_sentence
 from recsys.stages import check_command_line
@@ -46,7 +45,7 @@ app = Typer(
 )
 for _command in (
     run.run, past_runs.runs, past_runs.lineage, removal.clean, removal.forget, check.check,
-    serving.recommend, ranking.rank, serving.rollback, serving.serve, stages.train, tune.tune,
+    serving.recommend, serving.rank, serving.rollback, serving.serve, stages.train, tune.tune,
     stages.evaluate, stages.compare, stages.export, serving.publish_vectors, check.doctor,
     plan.plan, files.init, files.synth, run.simulate_nights, files.freeze_schema, files.schema,
 ):  # fmt: skip

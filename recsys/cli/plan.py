@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,21 +22,18 @@ if TYPE_CHECKING:
     from recsys.config import Config
     from recsys.plan.plan import Change, Plan
 
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-
 
 def parse_bytes(text: str | int) -> int:
-    """Returns the number of bytes in a text such as `80GB`, `80GiB` or `8e10`.
+    """Returns the number of bytes in a text such as `80GB` or `80GiB`.
 
     Raises:
         UsageError: The text is not a valid size (R370).
     """
-    pattern = r"(\d+\.?\d*(?:e\d{1,2})?) *([KMGTP]?)(I?)B?"
-    match = re.fullmatch(pattern, str(text).strip(), re.IGNORECASE)
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     n_bytes = 0
-    if match is not None and not (match[3] and not match[2]):
-        base = 1024 if match[3] else 1000
-        n_bytes = int(float(match[1]) * base ** _POWERS[match[2].upper()])
+    with contextlib.suppress(ValidationError):
+        n_bytes = int(TypeAdapter(ByteSize).validate_python(text))
     if n_bytes < 1:
         rule = "--memory, --link, --fabric and --disk must be sizes."
         cure = "Write, for example, 80GB, 80GiB, 512MB, or a number of bytes."
@@ -89,7 +86,7 @@ def plan(
     devices, devices_per_host = _of_hosts(devices, hosts, devices_per_host)
     table_rows = find_rows(run, named_rows, data)
     _simulate(devices)
-    from recsys.plan.plan import Hosts, HostsPlan, changes, make_plan, ranker_run, with_model
+    from recsys.plan.plan import changes, make_plan, ranker_run, with_model
 
     runs = {"": with_model(run, table_rows)}
     if run.ranker is not None:
@@ -103,8 +100,8 @@ def plan(
         planned = make_plan(one, table_rows, devices)
         on_hosts = None
         if hosts is not None:
-            speeds = Hosts(hosts, devices_per_host, link, fabric, disk)
-            on_hosts = HostsPlan.of(planned, speeds).to_json()
+            speeds = {"link": link, "fabric": fabric, "disk": disk}
+            on_hosts = planned.on_hosts(hosts, devices_per_host, **speeds)
         advice: list[Change] = []
         fits = None if memory is None else planned.bytes_per_device <= memory
         if memory is not None and not fits:

@@ -1,4 +1,4 @@
-"""`recsys serve`, `rollback`, `recommend` and `publish-vectors`: the pushed versions in use."""
+"""`recsys serve`, `rollback`, `recommend`, `rank` and `publish-vectors`: pushed versions in use."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from recsys.errors import UsageError, visible
 from recsys.system.installation import install_extra
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from recsys.serving.batch_file import Answered
     from recsys.serving.pool import ServerMetrics
     from recsys.serving.recommendations import Recommendations
@@ -239,7 +241,7 @@ def recommend(
     """
     from recsys.bundles.publishing import latest
 
-    of_query = context_of(context or [])
+    of_query = _context_of(context or [])
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
     named = [name for name, value in options.items() if value is not None]
     answer: Recommendations | Answered
@@ -259,7 +261,7 @@ def recommend(
     emit(result, as_json=as_json, people=people)
 
 
-def context_of(pairs: Sequence[str]) -> dict[str, str]:
+def _context_of(pairs: Sequence[str]) -> dict[str, str]:
     """Returns the values of options `COLUMN=VALUE` by column.
 
     Raises:
@@ -314,7 +316,7 @@ def _for_people(answer: Recommendations) -> dict[str, Any]:
     }
 
 
-# --- a file of users
+# --- files of users
 
 
 def _recommend_file(
@@ -334,16 +336,63 @@ def _recommend_file(
     with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("loading the bundle", total=None, text="")
         retriever = load_bundle(bundle).retriever
-        progress.reset(task, description="recommending", total=file.n_bytes)
-        done = 0
-
-        def report(n_users: int, n_bytes: int) -> None:
-            nonlocal done
-            done += n_users
-            progress.update(task, advance=n_bytes, text=f"{done:,} users")
-
+        report = _reporting(progress, task, "recommending", file.n_bytes, "users")
         answer = functools.partial(batch_answer, retriever, context=context)
         return recommend_file(answer, file, out, k, batch, report)
+
+
+def _reporting(
+    progress: Progress, task: TaskID, verb: str, n_bytes: int, unit: str
+) -> Callable[[int, int], None]:
+    """Starts a bar over the bytes of a file; returns what moves it on by rows and bytes."""
+    n_done = 0
+
+    def report(n_rows: int, n_bytes: int) -> None:
+        nonlocal n_done
+        n_done += n_rows
+        progress.update(task, advance=n_bytes, text=f"{n_done:,} {unit}")
+
+    progress.reset(task, description=verb, total=n_bytes)
+    return report
+
+
+def rank(
+    file: Path,
+    /,
+    *,
+    out: Path,
+    k: Annotated[int | None, Option("-k", min=1)] = None,
+    column: str | None = None,
+    context: Annotated[list[str] | None, Option("--context")] = None,
+    config: ConfigOption = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Rank items for each user in a file by the predicted labels, with the newest pushed bundle.
+
+    A row has a user and `items`, a list of ids; optionally `history`, a list of ids, and columns
+    `context_COLUMN` with a value, or a list of one per item.
+
+    Args:
+        file: CSV, Parquet or JSON Lines.
+        out: Parquet file to write.
+        k: Number of items to return for each row. Default: all.
+        column: Column of the users. Default: the first.
+        context: Context of all rows as COLUMN=VALUE, with a raw column of the events; repeatable.
+    """
+    from recsys.bundles.publishing import latest
+    from recsys.serving.rank_api import label_scorer
+    from recsys.serving.rank_file import rank_file
+    from recsys.serving.recommendations import load_bundle
+
+    bundle, of_all = latest(serving_folder(config, root)), _context_of(context or [])
+    with progress_bar(Console(stderr=True)) as progress:
+        task = progress.add_task("loading the bundle", total=None, text="")
+        scorer = label_scorer(load_bundle(bundle).model)
+        n_bytes = file.stat().st_size if file.exists() else 0
+        report = _reporting(progress, task, "ranking", n_bytes, "rows")
+        done = rank_file(scorer, file, out, column=column, k=k, context=of_all, report=report)
+    emit({"bundle": str(bundle), **dataclasses.asdict(done)}, as_json=as_json)
 
 
 # --- vectors

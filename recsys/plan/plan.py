@@ -76,6 +76,41 @@ class Plan:
         """Size of a checkpoint [bytes]."""
         return self.saved_table_bytes + self.other_bytes
 
+    def on_hosts(
+        self, hosts: int, devices_per_host: int, *, link: int, fabric: int, disk: int
+    ) -> dict[str, float]:
+        """Returns the totals of identical hosts, and the arguments.
+
+        `bytes_per_host` is the memory of its devices. A device sends `within_bytes` within its
+        host in a step and, averaged over the host's devices, `leaving_bytes` to others, which take
+        `within_s` and `leaving_s`: a step at least the longer one, `floor_s`. Each host writes its
+        part of a checkpoint, in `checkpoint_s`.
+
+        Args:
+            hosts: Number of hosts.
+            devices_per_host: Number of devices per host.
+            link: Bandwidth between the devices of a host, one way [bytes/s].
+            fabric: Bandwidth of a device to other hosts, one way [bytes/s].
+            disk: Speed at which a host writes checkpoints [bytes/s].
+        """
+        between = leaving(list(self.sent))
+        within = total(list(self.sent)) - between
+        return {
+            "hosts": hosts,
+            "devices_per_host": devices_per_host,
+            "link": link,
+            "fabric": fabric,
+            "disk": disk,
+            "bytes_per_host": self.bytes_per_device * devices_per_host,
+            "within_bytes": within,
+            "leaving_bytes": between,
+            "within_s": within / link,
+            "leaving_s": between / fabric,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "checkpoint_s": self.checkpoint_bytes / hosts / disk,
+            "floor_s": max(within / link, between / fabric),
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Change:
@@ -290,78 +325,3 @@ def _changed(config: Config, keys: Mapping[str, Any]) -> Config:
 
 def _total(tables: Iterable[TablePlacement]) -> int:
     return sum(table.bytes_per_device + table.slot_bytes_per_device for table in tables)
-
-
-# --- on several hosts
-
-
-@dataclasses.dataclass(frozen=True)
-class Hosts:
-    """Identical hosts and their assumed bandwidths.
-
-    Attributes:
-        hosts: Number of hosts.
-        devices_per_host: Number of devices per host.
-        link: Bandwidth between the devices of a host, one way [bytes/s].
-        fabric: Bandwidth of a device to other hosts, one way [bytes/s].
-        disk: Speed at which a host writes checkpoints [bytes/s].
-    """
-
-    hosts: int
-    devices_per_host: int
-    link: int
-    fabric: int
-    disk: int
-
-
-@dataclasses.dataclass(frozen=True)
-class HostsPlan:
-    """The totals of a plan on several hosts.
-
-    Attributes:
-        hosts: The hosts.
-        bytes_per_host: Memory of all devices of a host [bytes].
-        within_bytes: Bytes that a device sends within its host in a step.
-        leaving_bytes: Bytes that a device sends to other hosts in a step, averaged over the host's
-            devices.
-        within_s: Time to send `within_bytes` [s].
-        leaving_s: Time to send `leaving_bytes` [s].
-        checkpoint_bytes: Size of a checkpoint [bytes].
-        checkpoint_s: Time to write a checkpoint, each host its part [s].
-    """
-
-    hosts: Hosts
-    bytes_per_host: int
-    within_bytes: int
-    leaving_bytes: int
-    within_s: float
-    leaving_s: float
-    checkpoint_bytes: int
-    checkpoint_s: float
-
-    @property
-    def floor_s(self) -> float:
-        """Lower bound of the time of a step, if both links are used concurrently [s]."""
-        return max(self.within_s, self.leaving_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns all figures, including the hosts'."""
-        fields = dataclasses.asdict(self)
-        return {**fields.pop("hosts"), **fields, "floor_s": self.floor_s}
-
-    @classmethod
-    def of(cls, plan: Plan, hosts: Hosts) -> HostsPlan:
-        """Returns the totals of a plan."""
-        sent = list(plan.sent)
-        between = leaving(sent)
-        within = total(sent) - between
-        return cls(
-            hosts=hosts,
-            bytes_per_host=plan.bytes_per_device * hosts.devices_per_host,
-            within_bytes=within,
-            leaving_bytes=between,
-            within_s=within / hosts.link,
-            leaving_s=between / hosts.fabric,
-            checkpoint_bytes=plan.checkpoint_bytes,
-            checkpoint_s=plan.checkpoint_bytes / hosts.hosts / hosts.disk,
-        )

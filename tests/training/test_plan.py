@@ -15,7 +15,7 @@ from recsys.embedding import activate, device_mesh, table_layout, verify_placeme
 from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
 from recsys.models.lookups import model_class
-from recsys.plan.plan import Hosts, HostsPlan, changes, make_plan, model_spec
+from recsys.plan.plan import changes, make_plan, model_spec
 from recsys.plan.table_rows import TableRows
 from recsys.tasks.retrieval.training.sequences import packing
 from recsys.training.optimization import (
@@ -137,27 +137,28 @@ def test_a_plan_is_what_the_step_of_the_real_model_holds(overrides):
 def on_hosts(n):
     chosen = config("train.batch_size=64", f"train.node_devices={N // n}")
     plan = make_plan(chosen, rows(70_000, 60_000), N)
-    hosts = Hosts(n, N // n, link=10**9, fabric=10**8, disk=10**7)
-    return plan, HostsPlan.of(plan, hosts)
+    return plan, plan.on_hosts(n, N // n, link=10**9, fabric=10**8, disk=10**7)
 
 
 def test_traffic_between_hosts_is_distinguished():
     apart = {n: on_hosts(n) for n in (1, 2, 8)}
     [sent] = {collectives.total(list(plan.sent)) for plan, _ in apart.values()}
-    assert all(found.within_bytes + found.leaving_bytes == sent for _, found in apart.values())
-    assert apart[1][1].leaving_bytes == 0
-    assert apart[8][1].within_bytes == 0
+    assert all(
+        found["within_bytes"] + found["leaving_bytes"] == sent for _, found in apart.values()
+    )
+    assert apart[1][1]["leaving_bytes"] == 0
+    assert apart[8][1]["within_bytes"] == 0
     plan, found = apart[2]
     by_op = {op: [c for c in plan.sent if c.op == op] for op in ("all-to-all", "all-reduce")}
     assert all(by_op.values())
     for op, share in (("all-to-all", 4 / 7), ("all-reduce", 1 / 4)):
         left = collectives.leaving(by_op[op])
         assert left == pytest.approx(share * collectives.total(by_op[op]), rel=1e-3)
-    assert found.within_s == found.within_bytes / 10**9
-    assert found.leaving_s == found.leaving_bytes / 10**8
-    assert found.floor_s == max(found.within_s, found.leaving_s)
-    assert found.bytes_per_host == 4 * plan.bytes_per_device
-    assert found.checkpoint_s == found.checkpoint_bytes / 2 / 10**7
+    assert found["within_s"] == found["within_bytes"] / 10**9
+    assert found["leaving_s"] == found["leaving_bytes"] / 10**8
+    assert found["floor_s"] == max(found["within_s"], found["leaving_s"])
+    assert found["bytes_per_host"] == 4 * plan.bytes_per_device
+    assert found["checkpoint_s"] == found["checkpoint_bytes"] / 2 / 10**7
 
 
 def test_the_tables_of_a_step_send_what_is_planned_for_them():
