@@ -246,7 +246,8 @@ def _comparison(
         if ratio and not is_lost:
             words = _reached(reached, by_value, _required(ratio, other))
         shown = difference_text(dataclasses.asdict(difference), evidence.confidence)
-        text = f"{_subject(key)} is {value:.4f}, that of {name or title} {theirs:.4f}: {shown}, {words}"
+        figures = f"{value:.4f}, that of {name or title} {theirs:.4f}"
+        text = f"{_subject(key)} is {figures}: {shown}, {words}"
     passed, found = reached and not is_lost, (value, theirs, ratio, relative, interval)
     outcome = RuleOutcome(key.metric, key.slice, other, *found, passed, text)
     return outcome, reached, is_lost
