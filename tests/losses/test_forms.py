@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
-from softmax_reference import assert_close, mean_of, negatives, random_batch, use_kernels
+from softmax_reference import assert_close, mean_of, negatives, random_batch
 
 from recsys import registry
 from recsys.errors import RecsysError
@@ -20,12 +20,6 @@ from recsys.losses import BilateralSoftmax, CosineContrastive, SampledSoftmax, s
 from recsys.losses.batch import MeanHinge, Softmax
 
 NAMES = ["query", "candidate", "log_q", "temperature", "weight"]
-
-
-@pytest.fixture(params=["native", "blocks"])
-def kernels(request, monkeypatch):
-    use_kernels(request.param, monkeypatch)
-    return request.param
 
 
 # --- the formulas
@@ -244,11 +238,12 @@ def test_any_batch_is_right(loss, exact, sizes, items, known, seed):
     assert_right(loss, batch, exact(batch), 1e-5)
 
 
-@pytest.mark.parametrize("name", ["decoupled", "contrastive"])
-def test_the_plain_formula_is_the_same(name, monkeypatch):
-    batch = batch_of(30, 44, 8, items=12, known=4)
+@pytest.mark.parametrize("n_candidates", [30, 44])
+@pytest.mark.parametrize("name", ["softmax", *LOSSES])
+def test_the_plain_formula_is_the_same(name, n_candidates, monkeypatch):
+    batch = batch_of(30, n_candidates, 8, items=12, known=4)
     monkeypatch.setattr("recsys.losses.softmax_jax.can_sweep", lambda *_: False)
-    loss, exact = LOSSES[name]
+    loss, exact = ALL[name]
     assert_right(loss, batch, exact(batch))
 
 

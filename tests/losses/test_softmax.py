@@ -1,7 +1,11 @@
 """The sampled softmax against numpy in float64, and against numbers worked out by hand."""
 
 import functools
+import importlib.util
 import os
+import subprocess
+import sys
+import textwrap
 
 import jax
 import numpy as np
@@ -15,18 +19,11 @@ from softmax_reference import (
     loss_of,
     mean_of,
     random_batch,
-    use_kernels,
 )
 
 from recsys.losses import SampledSoftmax
 
 sampled_softmax = SampledSoftmax()
-
-
-@pytest.fixture(params=["native", "blocks"])
-def kernels(request, monkeypatch):
-    use_kernels(request.param, monkeypatch)
-    return request.param
 
 
 @functools.cache
@@ -222,3 +219,39 @@ def test_evaluation_computes_no_gradients(monkeypatch):
     args = arguments(random_batch(8, 8, 4))
     assert str(jax.make_jaxpr(loss_of)(*args)).count("dot_general") == 1
     assert str(jax.make_jaxpr(jax.grad(loss_of))(*args)).count("dot_general") == 3
+
+
+# --- other backends
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_tensorflow_computes_it_without_jax():
+    program = """
+        import sys
+        sys.modules["jax"] = None
+        import numpy as np
+        import tensorflow as tf
+        from recsys.losses import SampledSoftmax
+        query = tf.Variable(np.eye(2, dtype=np.float32))
+        with tf.GradientTape() as tape:
+            candidate = tf.concat([query, query, 9 * query], axis=0)
+            loss = SampledSoftmax()(
+                query, candidate, np.array([1, 2, 1, 2, 7, 7]), np.zeros(6, np.float32), 0.5,
+                np.array([3.0, 0.0]), np.array([[0, 7], [0, 0]]),
+            )
+        print(float(loss), *tape.gradient(loss, query).numpy().ravel())
+    """
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    loss, *gradient = (float(x) for x in found.stdout.split())
+    p = 1 / (1 + np.exp(2))
+    assert loss == pytest.approx(np.log1p(np.exp(-2)), rel=1e-5)
+    # As query and as candidate.
+    assert gradient == pytest.approx([-4 * p, 2 * p, 2 * p, 0], rel=1e-5)
