@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 from recsys.cli.options import ConfigArgument, Count, Force, Json, MaybeCount, Out, Seed, Sets
@@ -51,54 +52,43 @@ def write_start(folder: Path) -> list[Path]:
     schemas = configs / "schemas"
     if (_PACKAGE / "starter").is_dir():  # Part of an installed wheel.
         configs = schemas = data = _PACKAGE / "starter"
-    targets = {
-        folder / DEFAULT_NAME: configs / f"{_NAME}.yaml",
-        folder / "data" / _DATA: data / _DATA,
-        folder / "schemas" / _NAME: schemas / _NAME,
-        folder / "schema.json": None,
+    sources = {
+        DEFAULT_NAME: configs / f"{_NAME}.yaml",
+        f"data/{_DATA}": data / _DATA,
+        f"schemas/{_NAME}": schemas / _NAME,
+        "schema.json": None,
     }
-    folders = {parent for target in targets for parent in target.parents}
-    taken = [str(target) for target in targets if target.exists()]
+    targets = {name: folder / name for name in sources}
+    folders = {parent for target in targets.values() for parent in target.parents}
+    taken = [str(target) for target in targets.values() if target.exists()]
     taken += [str(path) for path in folders if path.exists() and not path.is_dir()]
     if taken:
-        raise _taken(taken[0])
+        rule = "recsys init overwrites nothing: the folder must not contain any of its files."
+        raise UsageError("R111", rule, "Name another folder: recsys init FOLDER.", taken[0])
     # Paths of the shipped config that differ in the new folder.
     other = {f"configs/{_NAME}.yaml": DEFAULT_NAME, "../runs/": "runs/", "../data/": "data/"}
     folder.mkdir(parents=True, exist_ok=True)
-    try:  # Of two that run at the same time, one gets it.
-        (folder / DEFAULT_NAME).open("x").close()
-    except FileExistsError:
-        raise _taken(str(folder / DEFAULT_NAME)) from None
-    try:
-        for target, source in targets.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
+    # Half of the data would be trained on without a word.
+    with tempfile.TemporaryDirectory(prefix=".recsys-init-", dir=folder) as whole:
+        for name, source in sources.items():
+            target = Path(whole, name)
+            target.parent.mkdir(exist_ok=True)
             if source is None:
                 target.write_text(json.dumps(Config.model_json_schema(), indent=1) + "\n")
             elif source.is_dir():
-                shutil.copytree(source, target)
+                try:
+                    shutil.copytree(source, target)
+                except shutil.Error as error:  # Its text is a list of all files.
+                    raise storage_error(OSError(error.args[0][0][-1]), folder) from None
             else:
                 text = source.read_text()
                 for old, new in other.items():
                     text = text.replace(old, new)
                 target.write_text(text)
-    except BaseException as error:  # Half of the data would be trained on without a word.
-        for target in targets:
-            shutil.rmtree(target, ignore_errors=True)
-            if target.is_file():
-                target.unlink()
-        if isinstance(error, shutil.Error):  # Its text is a list of all files.
-            raise storage_error(OSError(error.args[0][0][-1]), folder) from None
-        raise
-    return list(targets)
-
-
-def _taken(path: str) -> UsageError:
-    return UsageError(
-        "R111",
-        "recsys init overwrites nothing: the folder must not contain any of its files.",
-        "Name another folder: recsys init FOLDER.",
-        path,
-    )
+        for name, target in targets.items():
+            target.parent.mkdir(exist_ok=True)
+            Path(whole, name).rename(target)
+    return list(targets.values())
 
 
 def synth(
