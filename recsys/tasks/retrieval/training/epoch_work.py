@@ -62,7 +62,7 @@ class RetrievalEpochWork(EpochWork):
         self._inference, self._hard = Inference(self.model), train.hard_negatives
         self._validates, self._held = train.validation is not None, None
         if self._validates or len(self.source.events.held):
-            self._held = self._held_back(train.validation or ValidationConfig(like="last"))
+            self._held = self._held_back(train.validation or ValidationConfig())
 
     def _held_back(self, config: ValidationConfig) -> Validator | None:
         events, model = self.source.events, self.stage.model
@@ -278,7 +278,8 @@ class Validator:
         products, added = self._products(towers), term.scores().of_histories(self._histories[part])
         paired = PairedProducts(dataclasses.replace(products, query=products.query[part]), added)
         lists = self.queries.positives.part(part), self._hidden.part(part)
-        term.weight.assign(choose_weight(paired, *lists, self._inputs.catalogue.is_item))
+        user, is_item = self.queries.user[part], self._inputs.catalogue.is_item
+        term.weight.assign(choose_weight(paired, *lists, user, is_item))
 
     def _products(self, towers: Inference) -> DotProducts:
         """Returns the similarities of the queries with all items."""

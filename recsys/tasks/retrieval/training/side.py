@@ -23,7 +23,7 @@ from recsys.tasks.retrieval.probe import save_candidates, save_probe
 from recsys.tasks.retrieval.training.auto import described, for_data, outgrown
 from recsys.tasks.retrieval.training.batches import BatchSource
 from recsys.tasks.retrieval.training.epoch_work import RetrievalEpochWork, Validator
-from recsys.tasks.retrieval.training.pair_weight import events_to_hold_back, is_chosen
+from recsys.tasks.retrieval.training.pair_weight import is_chosen, without_a_few
 from recsys.tasks.retrieval.training.sequences import SequenceSource, packing
 from recsys.tasks.training_side import DataShape, StageT, TrainingSide
 
@@ -166,8 +166,7 @@ class RetrievalTraining(TrainingSide):
         """Returns the events that training sees: without those that choose a weight."""
         if train.validation is not None or not is_chosen(self.stage.model):
             return super().events(train)
-        log = self.store.train
-        return KeptEvents(log, events_to_hold_back(log), "last")
+        return without_a_few(self.store.train, self.store.split)
 
     def check(self, events: KeptEvents, train: TrainConfig, n_parts: int) -> list[str]:
         """Checks the data before the first step, and returns remarks on them."""

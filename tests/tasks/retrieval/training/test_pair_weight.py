@@ -2,20 +2,23 @@
 
 import numpy as np
 import pytest
+from baseline_worlds import log_of
 from scipy import sparse
 
 import recsys
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainConfig, TwoTowerConfig
+from recsys.data.split import SplitRule
 from recsys.ragged import RaggedRows
 from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts
-from recsys.tasks.retrieval.training.pair_weight import choose_weight, events_to_hold_back
+from recsys.tasks.retrieval.training.pair_weight import choose_weight, without_a_few
 
 _N, _ITEMS = 400, 60
 
 
-def chosen(share, seed=0, n=_N):
+def chosen(share, seed=0, n=_N, user=None):
     """Returns the weight for summands of which a `share` are at the positives, of `n` queries."""
+    user = np.arange(n) if user is None else user
     rng = np.random.default_rng(seed)
     query, items = (rng.standard_normal((n, 4)).astype(np.float32) for n in (_N, _ITEMS))
     positives = rng.integers(1, _ITEMS, _N)
@@ -26,13 +29,36 @@ def chosen(share, seed=0, n=_N):
     lists = RaggedRows(positives.astype(np.int32), np.arange(_N + 1))
     paired = PairedProducts(DotProducts(query[:n], items), summands[:n])
     is_item = np.arange(_ITEMS) > 0
-    return choose_weight(paired, lists.part(slice(0, n)), RaggedRows.empty(n), is_item)
+    return choose_weight(paired, lists.part(slice(0, n)), RaggedRows.empty(n), user, is_item)
 
 
 def test_a_weight_is_as_large_as_the_summands_are_right():
     weights = [chosen(share) for share in (0.0, 0.2, 1.0)]
     assert 0 == weights[0] < weights[1] <= weights[2]
     assert chosen(1.0, n=99) == 0.0 < chosen(1.0, n=100)
+
+
+def test_a_weight_that_some_users_lose_by_is_not_chosen():
+    right = np.arange(_N) < _N // 2
+    assert chosen(right) > 0
+    assert chosen(right, user=1 - right) == 0.0
+
+
+@pytest.mark.parametrize("split", ["time", "last_out", "random"])
+def test_events_are_held_back_as_the_test_part(split):
+    rng = np.random.default_rng(0)
+    times = np.sort(rng.permutation(6000).reshape(600, 10), axis=1)
+    log = log_of(rng.integers(1, 90, (600, 10)).tolist(), times.tolist())
+    held = without_a_few(log, SplitRule(split)).held
+    age = 9 - held % 10
+    if split == "time":
+        assert sorted(log.timestamp[held]) == list(range(5600, 6000))
+    elif split == "last_out":
+        assert len(held) == 120
+        assert (age == 0).all()
+    else:
+        assert 320 < len(held) < 480
+        assert 3.5 < age.mean() < 5.5
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +79,7 @@ def test_training_sets_the_counts_and_the_weight(data, weight, tmp_path):
     model = recsys.TwoTower.from_config(config, data.spec)
     result = recsys.Trainer(train, tmp_path / "checkpoints").fit(model, data)
     held = result.events.held
-    assert (
-        len(held)
-        == (0 if weight else len(events_to_hold_back(data.train)))
-        == (0 if weight else 400)
-    )
+    assert len(held) == (0 if weight else 1008)
     scores = model.transitions
     history = np.array([[7, 6, 5, 4]], np.int32)
     assert scores.of_histories(history).toarray().argmax() == 8
