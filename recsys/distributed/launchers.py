@@ -25,7 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from recsys.distributed.children import Children
 from recsys.errors import RecsysError, UsageError
-from recsys.registry import Choice, register
+from recsys.registry import Choice
 from recsys.strict import Strict
 from recsys.system import events
 from recsys.system.files import commit_text
@@ -97,7 +97,6 @@ def started_again(restarts: int, run: Callable[[], dict[str, Any]]) -> dict[str,
             print(f"{error.rule} All start again.", file=sys.stderr)  # noqa: T201 to the log
 
 
-@register("launcher", "local")
 class LocalLauncher(Launcher):
     """Starts processes on this machine."""
 
@@ -113,7 +112,6 @@ class LocalLauncher(Launcher):
         return run_stage_with_config(module, config, [*arguments, *words], "jax")
 
 
-@register("launcher", "command")
 class CommandLauncher(Launcher):
     """Starts a stage on several hosts by a command for each, such as ssh, srun or kubectl.
 
@@ -242,7 +240,6 @@ _DRIVER = "recsys.distributed.ray_group"
 run."""
 
 
-@register("launcher", "ray")
 class RayLauncher(Launcher):
     """Runs the processes of a stage in Ray actors, one per host.
 

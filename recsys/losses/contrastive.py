@@ -7,28 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, NonNegativeFloat
 
 from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, Loss, positives_of
-from recsys.registry import register_loss
 
 if TYPE_CHECKING:
     import keras
 
 
-@register_loss("cosine_contrastive")
 class CosineContrastive(Loss):
-    """Pushes positives towards 1 and negatives below a margin (SimpleX); use many negatives.
-
-    Mao et al., "SimpleX: A Simple and Strong Baseline for Collaborative Filtering", CIKM
-    2021. With `s_ij = query_i · candidate_j`, y the positive of query i, m the margin
-    and S_i its negatives, as in `SampledSoftmax`:
-
-        loss_i = max(0, 1 - s_iy)  +  w Σ_{j in S_i} v_j max(0, s_ij - m) / Σ_{j in S_i} v_j
-
-    The paper draws negatives uniformly. Here the batch shares its negatives, and popular items
-    are among them more often, so each is weighted by `v_j = 1 / q_j`: the mean then estimates
-    the mean over the whole catalogue (Hájek's estimator, 1971, with the inclusion probabilities
-    `q_j`). With `log_q` 0 it is the mean over the candidates. A query without negatives has only
-    the loss of its positive.
-    """
+    """Pushes positives towards 1 and negatives below a margin (SimpleX); use many negatives."""
 
     title: ClassVar[str] = "Cosine contrastive loss"
     takes_sharing: ClassVar[bool] = True
@@ -49,7 +34,19 @@ class CosineContrastive(Loss):
         known: keras.KerasTensor | None = None,
         sharing: CandidateSharing = SHARED_BY_ALL,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see the class. Ignores `temperature`.
+        """Returns the loss of a batch. Ignores `temperature`.
+
+        Mao et al., "SimpleX: A Simple and Strong Baseline for Collaborative Filtering", CIKM
+        2021. With `s_ij = query_i · candidate_j`, y the positive of query i, m the margin
+        and S_i its negatives, as in `SampledSoftmax`:
+
+            loss_i = max(0, 1 - s_iy)  +  w Σ_{j in S_i} v_j max(0, s_ij - m) / Σ_{j in S_i} v_j
+
+        The paper draws negatives uniformly. Here the batch shares its negatives, and popular items
+        are among them more often, so each is weighted by `v_j = 1 / q_j`: the mean then estimates
+        the mean over the whole catalogue (Hájek's estimator, 1971, with the inclusion probabilities
+        `q_j`). With `log_q` 0 it is the mean over the candidates. A query without negatives has
+        only the loss of its positive.
 
         Vectors are of length 1, apart from a bias, if products are to be cosines. `log_q` has no
         gradient.

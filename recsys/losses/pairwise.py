@@ -6,21 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from recsys.errors import RecsysError
 from recsys.losses.loss import Loss
-from recsys.registry import register_loss
 
 if TYPE_CHECKING:
     import keras
 
 
-@register_loss("bpr")
 class Bpr(Loss):
-    """Bayesian personalised ranking: one drawn negative per query.
-
-    The mean of `-log sigmoid((s_positive - s_negative) / temperature)`: BPR-Opt of Rendle
-    et al., UAI 2009, section 4.1, whose regulariser is the optimizers' weight decay.
-    Query i is paired with negative `i mod negatives`. Pairs whose negative is the query's own
-    item or a known positive have weight 0.
-    """
+    """Bayesian personalised ranking: one drawn negative per query."""
 
     title: ClassVar[str] = "Bayesian personalised ranking"
     takes_hard_negatives: ClassVar[bool] = False
@@ -36,7 +28,12 @@ class Bpr(Loss):
         sample_weight: keras.KerasTensor | None = None,
         known: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see the class. Ignores `log_q`.
+        """Returns the loss of a batch. Ignores `log_q`.
+
+        The mean of `-log sigmoid((s_positive - s_negative) / temperature)`: BPR-Opt of Rendle
+        et al., UAI 2009, section 4.1, whose regulariser is the optimizers' weight decay.
+        Query i is paired with negative `i mod negatives`. Pairs whose negative is the query's own
+        item or a known positive have weight 0.
 
         Raises:
             RecsysError: There is no negative (R344), or the shapes don't match (R334).

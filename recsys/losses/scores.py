@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from recsys.losses.score_loss import ScoreLoss
-from recsys.registry import register_loss
 
 if TYPE_CHECKING:
     import keras
 
 
-@register_loss("binary")
 class Binary(ScoreLoss):
     """Cross-entropy of yes/no labels: the scores become their log odds.
 
@@ -38,7 +36,6 @@ class Binary(ScoreLoss):
         return ops.sum(mean_weights(weight) * (ops.softplus(logit) - label * logit))
 
 
-@register_loss("squared")
 class Squared(ScoreLoss):
     """Squared error of amounts: the scores become their means.
 
@@ -64,7 +61,6 @@ class Squared(ScoreLoss):
         return ops.sum(mean_weights(weight) * ops.square(logit - label))
 
 
-@register_loss("pairwise")
 class Pairwise(ScoreLoss):
     """Logistic loss of the order of pairs in an impression (RankNet).
 
@@ -142,7 +138,6 @@ def _sums_over_pairs(
     return tuple(ops.take(x, back) for x in sums)
 
 
-@register_loss("listwise")
 class Listwise(ScoreLoss):
     """Softmax cross-entropy over an impression, with labels of 0 or more.
 

@@ -12,7 +12,6 @@ from pydantic import PositiveFloat
 
 from recsys.errors import RecsysError
 from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, Loss
-from recsys.registry import register_loss
 
 if TYPE_CHECKING:
     import keras
@@ -20,34 +19,8 @@ if TYPE_CHECKING:
     from recsys.losses.batch import QueryLoss
 
 
-@register_loss("sampled_softmax")
 class SampledSoftmax(Loss):
-    """Softmax over the batch's items and the drawn negatives, with logQ correction.
-
-    The first candidates are the positives of the queries, which are negatives of the other
-    queries; further negatives may follow (mixed negative sampling: Yang et al., WWW 2020). The
-    logit of query i and candidate j is `query_i · candidate_j / temperature - log_q_j`, also
-    for the positive, without clipping.
-
-    A query's softmax runs over a set: its own positive, and the first candidate of each other
-    item. Further copies of an item are ignored; copies of the query's own item (accidental
-    hits) and its known positives are left out.
-
-    For a set, `log_q` is the log of the inclusion probability: `1 - (1 - p)^B` for B draws
-    with probability p each, where the miss probability of a second sampler multiplies
-    `(1 - p)^B`. Derivation: the set S sampled around the positive y has probability
-    Q(S | y) ∝ 1 / q_y among the y in S, since every other member had to be drawn and y is
-    always in S. So by Bayes P(y | x, S) ∝ P(y | x) / q_y, and the corrected softmax is fitted
-    by the scores log P(y | x) (Bengio & Senécal, IEEE TNN 2008; Jean et al., ACL 2015;
-    TensorFlow's note "Candidate Sampling", where q is the expected count among unique
-    samples). Yi et al. (RecSys 2019, eq. 5) use log p, which is the same up to a constant if
-    B p is small. The correction is exact if items are drawn independently of each other, and
-    approximate for draws with replacement (docs/losses.md gives the error).
-
-    On JAX, loss and gradients are computed in blocks of queries: memory grows with
-    `batch + candidates`, not with their product. Under a distribution whose devices divide
-    both, each device computes the loss of its own queries over the candidates of all devices.
-    """
+    """Softmax over the batch's items and the drawn negatives, with logQ correction."""
 
     title: ClassVar[str] = "Sampled softmax with logQ correction"
     takes_sharing: ClassVar[bool] = True
@@ -55,39 +28,50 @@ class SampledSoftmax(Loss):
     decoupled: bool = False
     """Whether the sum of the softmax leaves the positive out. The gradient of a positive then
     doesn't vanish when it scores far above all others (Yeh et al., "Decoupled Contrastive
-    Learning", ECCV 2022). The loss of a query without negatives is then 0."""
+    Learning", ECCV 2022)."""
 
     def __call__(self, *arrays: Any, **named: Any) -> keras.KerasTensor:
-        """Returns the loss of a batch, a scalar float32; see the class."""
+        """Returns the loss of a batch, a scalar float32.
+
+        The first candidates are the positives of the queries, which are negatives of the other
+        queries; further negatives may follow (mixed negative sampling: Yang et al., WWW 2020). The
+        logit of query i and candidate j is `query_i · candidate_j / temperature - log_q_j`, also
+        for the positive, without clipping.
+
+        A query's softmax runs over a set: its own positive, and the first candidate of each other
+        item. Further copies of an item are ignored; copies of the query's own item (accidental
+        hits) and its known positives are left out.
+
+        For a set, `log_q` is the log of the inclusion probability: `1 - (1 - p)^B` for B draws
+        with probability p each, where the miss probability of a second sampler multiplies
+        `(1 - p)^B`. Derivation: the set S sampled around the positive y has probability
+        Q(S | y) ∝ 1 / q_y among the y in S, since every other member had to be drawn and y is
+        always in S. So by Bayes P(y | x, S) ∝ P(y | x) / q_y, and the corrected softmax is fitted
+        by the scores log P(y | x) (Bengio & Senécal, IEEE TNN 2008; Jean et al., ACL 2015;
+        TensorFlow's note "Candidate Sampling", where q is the expected count among unique
+        samples). Yi et al. (RecSys 2019, eq. 5) use log p, which is the same up to a constant if
+        B p is small. The correction is exact if items are drawn independently of each other, and
+        approximate for draws with replacement (docs/losses.md gives the error).
+
+        On JAX, loss and gradients are computed in blocks of queries: memory grows with
+        `batch + candidates`, not with their product. Under a distribution whose devices divide
+        both, each device computes the loss of its own queries over the candidates of all devices.
+        """
         from recsys.losses.batch import Softmax
 
         return mean_over_candidates(Softmax(self.decoupled), *arrays, **named)
 
 
-@register_loss("full_softmax")
 class FullSoftmax(SampledSoftmax):
-    """Softmax over the whole catalogue, the negatives with `log_q` 0; for small catalogues."""
+    """Softmax over the whole catalogue; for small catalogues."""
 
     title: ClassVar[str] = "Softmax over the whole catalogue"
     negatives: ClassVar[Literal["drawn", "catalogue"]] = "catalogue"
     takes_hard_negatives: ClassVar[bool] = False
 
 
-@register_loss("bilateral_softmax")
 class BilateralSoftmax(Loss):
-    """Bilateral softmax (BSL): separate temperatures for positives and negatives.
-
-    Wu et al., "BSL: Understanding and Improving Softmax Loss for Recommendation", ICDE
-    2024. With `s_ij = query_i · candidate_j`, y the positive of query i, τ the temperature
-    and S_i its negatives:
-
-        loss_i = w log Σ_{j in S_i} exp(s_ij / τ - log q_j)  -  s_iy / τ₁
-
-    The paper's w is τ / τ₁, which gives both sides the same scale; its code takes τ₁ = τ and
-    tunes w. With one positive per query, the paper's expectation over positives is that
-    positive. Negatives and the correction by `log q` are as in `SampledSoftmax`. The value also
-    contains `τ / τ₁ · log q_y`, which has no gradient for the embeddings.
-    """
+    """Bilateral softmax: separate temperatures for positives and negatives."""
 
     title: ClassVar[str] = "Bilateral softmax with logQ correction"
     takes_sharing: ClassVar[bool] = True
@@ -100,7 +84,7 @@ class BilateralSoftmax(Loss):
     in the authors' code; above 1 negatives count more."""
     decoupled: bool = True
     """Whether the sum leaves the positive out; else it includes the positive, as in
-    `SampledSoftmax`."""
+    `sampled_softmax`."""
 
     def __call__(
         self,
@@ -112,7 +96,19 @@ class BilateralSoftmax(Loss):
         *others: Any,
         **named: Any,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch, a scalar float32; see the class."""
+        """Returns the loss of a batch, a scalar float32.
+
+        Wu et al., "BSL: Understanding and Improving Softmax Loss for Recommendation", ICDE
+        2024. With `s_ij = query_i · candidate_j`, y the positive of query i, τ the temperature
+        and S_i its negatives:
+
+            loss_i = w log Σ_{j in S_i} exp(s_ij / τ - log q_j)  -  s_iy / τ₁
+
+        The paper's w is τ / τ₁, which gives both sides the same scale; its code takes τ₁ = τ and
+        tunes w. With one positive per query, the paper's expectation over positives is that
+        positive. Negatives and the correction by `log q` are as in `SampledSoftmax`. The value also
+        contains `τ / τ₁ · log q_y`, which has no gradient for the embeddings.
+        """
         from recsys.losses.batch import Softmax
 
         own = self.positive_temperature

@@ -8,34 +8,13 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from recsys.errors import RecsysError
 from recsys.losses.loss import Loss
-from recsys.registry import register_loss
 
 if TYPE_CHECKING:
     import keras
 
 
-@register_loss("least_squares")
 class LeastSquares(Loss):
-    """Pushes dot products of positives towards 1 and of the catalogue towards 0 (iALS).
-
-    Hu, Koren and Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM
-    2008, with the regularisation by frequency of Rendle et al., "Revisiting the Performance
-    of iALS on Item Recommendation Benchmarks", RecSys 2022. They solve alternating half-steps
-    over all pairs; this loss trains any towers on drawn items. With `s_ij = query_i ·
-    candidate_j / temperature`, y the positive of query i, N the drawn items, and mean_j the
-    mean over N:
-
-        loss_i = (1 - s_iy)²  +  w mean_j s_ij²
-                 +  λ (|query_i|² + |candidate_y|²  +  w (|query_i|² + mean_j |candidate_j|²))
-
-    N may contain known positives of a query, as the paper's sum over all pairs contains observed
-    pairs. There that sum has the same weight for each user; here its weight grows with the
-    number of the user's events.
-
-    The products are not computed: `mean_j s_ij²` is `query_i G query_i` with the Gramian `G =
-    mean_j candidate_j candidate_jᵀ`. So the work of a step grows with `batch + drawn`, not with
-    their product, and devices exchange only the Gramian and the positives.
-    """
+    """Pushes dot products of positives towards 1 and of the catalogue towards 0 (iALS)."""
 
     title: ClassVar[str] = "Least squares of implicit feedback"
     takes_hard_negatives: ClassVar[bool] = False
@@ -56,7 +35,25 @@ class LeastSquares(Loss):
         sample_weight: keras.KerasTensor | None = None,
         known: Any = None,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see the class. Ignores `item_row`, `log_q` and `known`.
+        """Returns the loss of a batch. Ignores `item_row`, `log_q` and `known`.
+
+        Hu, Koren and Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM
+        2008, with the regularisation by frequency of Rendle et al., "Revisiting the Performance
+        of iALS on Item Recommendation Benchmarks", RecSys 2022. They solve alternating half-steps
+        over all pairs; this loss trains any towers on drawn items. With `s_ij = query_i ·
+        candidate_j / temperature`, y the positive of query i, N the drawn items, and mean_j the
+        mean over N:
+
+            loss_i = (1 - s_iy)²  +  w mean_j s_ij²
+                     +  λ (|query_i|² + |candidate_y|²  +  w (|query_i|² + mean_j |candidate_j|²))
+
+        N may contain known positives of a query, as the paper's sum over all pairs contains
+        observed pairs. There that sum has the same weight for each user; here its weight grows with
+        the number of the user's events.
+
+        The products are not computed: `mean_j s_ij²` is `query_i G query_i` with the Gramian `G =
+        mean_j candidate_j candidate_jᵀ`. So the work of a step grows with `batch + drawn`, not with
+        their product, and devices exchange only the Gramian and the positives.
 
         Raises:
             RecsysError: There are no drawn items (R344), or the shapes don't match (R334).

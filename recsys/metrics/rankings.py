@@ -11,14 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from recsys.metrics import CatalogueMetric, Items, Metric, RankedLists
-from recsys.registry import register_metric
 
 _BLOCK_FLOATS = 2**23
 
 # --- accuracy
 
 
-@register_metric("recall")
 class Recall(Metric):
     """Positives within the first k positions, over the query's positives."""
 
@@ -31,7 +29,6 @@ class Recall(Metric):
             return np.asarray(lists.sum_by_query(lists.ranks <= k) / lists.n_positives)
 
 
-@register_metric("precision")
 class Precision(Metric):
     """Positives within the first k positions, over k."""
 
@@ -44,7 +41,6 @@ class Precision(Metric):
         return np.where(lists.n_positives > 0, hits / k, np.nan)
 
 
-@register_metric("hit_rate")
 class HitRate(Metric):
     """1 if a positive is within the first k positions, else 0."""
 
@@ -57,7 +53,6 @@ class HitRate(Metric):
         return np.where(lists.n_positives > 0, hits > 0, np.nan)
 
 
-@register_metric("ndcg")
 class Ndcg(Metric):
     """Normalised discounted cumulative gain with binary gains (Järvelin and Kekäläinen, 2002).
 
@@ -77,7 +72,6 @@ class Ndcg(Metric):
             return np.asarray(lists.sum_by_query(gain) / ideal)
 
 
-@register_metric("map")
 class MeanAveragePrecision(Metric):
     """Average precision (Buckley and Voorhees, 2000), cut as trec_eval's `map_cut` does.
 
@@ -95,7 +89,6 @@ class MeanAveragePrecision(Metric):
             return np.asarray(lists.sum_by_query(precision) / lists.n_positives)
 
 
-@register_metric("mrr")
 class ReciprocalRank(Metric):
     """1 / rank of the best positive (Voorhees, 1999)."""
 
@@ -110,7 +103,6 @@ class ReciprocalRank(Metric):
         return best
 
 
-@register_metric("auc")
 class Auc(Metric):
     """Area under the ROC curve (Hanley and McNeil, 1982; Rendle et al., 2009, eq. 1).
 
@@ -137,7 +129,6 @@ class Auc(Metric):
 # --- beyond accuracy
 
 
-@register_metric("coverage")
 class Coverage(CatalogueMetric):
     """Share of the catalogue that is in at least one list [0..1] (Herlocker et al., 2004)."""
 
@@ -149,7 +140,6 @@ class Coverage(CatalogueMetric):
         return float((lists.times_shown(k) > 0).mean())
 
 
-@register_metric("gini")
 class Gini(CatalogueMetric):
     """Gini index of how often items are shown: 0 all equally often, 1 only one item.
 
@@ -175,7 +165,6 @@ def gini(times_shown: np.ndarray) -> float:
     return float(weights @ ascending / ((n - 1) * ascending.sum()))
 
 
-@register_metric("novelty")
 class Novelty(Metric):
     """Mean self-information of the first k items [bits] (Zhou et al., 2010)."""
 
@@ -192,7 +181,6 @@ class Novelty(Metric):
         return [running[:, min(k, running.shape[1]) - 1] for k in ks]
 
 
-@register_metric("popularity_lift")
 class PopularityLift(CatalogueMetric):
     """How much more popular the shown items are than the items in users' histories.
 
@@ -216,7 +204,6 @@ class PopularityLift(CatalogueMetric):
         return mean / mean_before - 1.0 if mean is not None and mean_before else None
 
 
-@register_metric("diversity")
 class Diversity(Metric):
     """Mean of 1 - cosine over all pairs of the first k items (Ziegler et al., 2005).
 

@@ -15,7 +15,6 @@ from pydantic import PositiveInt
 
 from recsys.errors import RecsysError
 from recsys.metrics import PooledMetric, Statistics
-from recsys.registry import register_metric
 
 LabelKind = Literal["yes_no", "amount"]
 
@@ -108,7 +107,6 @@ class _MeanOfRows(_Ratio):
 # --- order
 
 
-@register_metric("roc_auc")
 class RocAuc(ScoreMetric):
     """Area under the receiver operating characteristic.
 
@@ -153,7 +151,6 @@ class RocAuc(ScoreMetric):
         return Statistics(answers.sum_by_user(answers.weights) > 0, of_counts)
 
 
-@register_metric("gauc")
 class GroupedAuc(_Ratio):
     """Mean of the users' ROC AUC, each weighted by its rows.
 
@@ -186,7 +183,6 @@ class GroupedAuc(_Ratio):
         return np.stack([np.nan_to_num(areas) * weights, weights], axis=1)
 
 
-@register_metric("list_ndcg")
 class ListNdcg(_Ratio):
     """Normalised discounted cumulative gain of the rows of an impression, sorted by score.
 
@@ -228,7 +224,6 @@ class ListNdcg(_Ratio):
 # --- probabilities
 
 
-@register_metric("log_loss")
 class LogLoss(_MeanOfRows):
     """Mean negative log likelihood of labels."""
 
@@ -240,7 +235,6 @@ class LogLoss(_MeanOfRows):
         return _log_losses(rows)
 
 
-@register_metric("normalized_entropy")
 class NormalizedEntropy(ScoreMetric):
     """Log loss divided by the log loss of a constant, the rows' mean label.
 
@@ -265,7 +259,6 @@ class NormalizedEntropy(ScoreMetric):
         return _ratio(loss, entropy)
 
 
-@register_metric("calibration_error")
 class CalibrationError(ScoreMetric):
     """Expected calibration error: mean over bins of |mean label - mean probability|.
 
@@ -315,7 +308,6 @@ def equal_mass_bins(rows: ScoredRows, n_bins: int) -> np.ndarray:
 # --- amounts
 
 
-@register_metric("squared_error")
 class SquaredError(_MeanOfRows):
     """Mean squared error."""
 
@@ -328,7 +320,6 @@ class SquaredError(_MeanOfRows):
         return np.square(rows.score - rows.label)
 
 
-@register_metric("absolute_error")
 class AbsoluteError(_MeanOfRows):
     """Mean absolute error."""
 

@@ -7,8 +7,8 @@ Each is a class that is registered under a name and has a typed config:
         margin: float = 0.5
 
 A config refers to it by `loss: my_loss` or `loss: {type: my_loss, margin: 0.2}`. Built-in
-classes are registered in the same way. `BUILT_INS` says where they are, so that they are imported
-only when a config names them, and a config is read without Keras.
+classes are in `BUILT_INS`, so that they are imported only when a config names them, and a config is
+read without Keras; a decorator gives them a config that is elsewhere.
 
 Classes of plugins are found in the modules that `plugins` in the config names, or that an
 installed package declares as an entry point of the group `recsys.plugins`.

@@ -23,6 +23,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 ClassT = TypeVar("ClassT", bound=type)
 
 _registered: dict[tuple[str, str], type] = {}
+"""Classes of plugins by kind and name."""
 
 
 def register(kind: str, name: str, config: str | None = None) -> Callable[[ClassT], ClassT]:
@@ -50,10 +51,13 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
         )
 
     def decorate(cls: ClassT) -> ClassT:
-        earlier = _registered.get((kind, name))
-        built_in = built_ins(kind).get(name)
-        is_ours = built_in is not None and built_in.path == path_of(cls)
-        if (earlier and path_of(earlier) != path_of(cls)) or (built_in and not is_ours):
+        earlier, built_in = _registered.get((kind, name)), built_ins(kind).get(name)
+        of_config = built_in.config if built_in else config
+        if of_config is not None:
+            setattr(cls, "Config", load(of_config))  # noqa: B010  mypy: any class may get one.
+        if built_in is not None and built_in.path == path_of(cls):
+            return cls
+        if built_in or (earlier and path_of(earlier) != path_of(cls)):
             raise UsageError(
                 "R109",
                 f"The name {name!r} must be registered by only one {kind}.",
@@ -68,12 +72,8 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
                 f'Write, for example, {missing[0]}: ClassVar[str] = "…" in the class.',
                 path_of(cls),
             )
-        of_config = built_in.config if built_in else config
-        if of_config is not None:
-            setattr(cls, "Config", load(of_config))  # noqa: B010  mypy: any class may get one.
         _registered[kind, name] = cls
-        if not is_ours:
-            PLUGIN_PACKAGES.add(cls.__module__.partition(".")[0])
+        PLUGIN_PACKAGES.add(cls.__module__.partition(".")[0])
         return cls
 
     return decorate
@@ -85,8 +85,9 @@ def get(kind: str, name: str) -> type:
     Raises:
         UsageError: No class has this name (R109).
     """
-    if (kind, name) not in _registered and name in built_ins(kind):
-        importlib.import_module(built_ins(kind)[name].module)
+    if name in built_ins(kind):
+        cls: type = load(built_ins(kind)[name].path)
+        return cls
     if (kind, name) not in _registered:
         _load_entry_points()
     if (kind, name) not in _registered:
@@ -116,7 +117,7 @@ def name_of(kind: str, thing: Any) -> str:
         if k == kind and cls in (registered, getattr(registered, "Config", None)):
             return name
     for name, built_in in built_ins(kind).items():
-        if built_in.config == path_of(cls):
+        if path_of(cls) in (built_in.path, built_in.config):
             return name
     raise ValueError(f"{path_of(cls)} must be registered as a {kind}")
 

@@ -94,28 +94,15 @@ def test_a_cell_that_runs_twice_replaces_its_class():
     assert registry.get("loss", "test_twice") is second
 
 
-def test_the_table_of_built_ins_names_what_is_registered():
-    program = """
-import importlib, pathlib, recsys
-from recsys import registry
-from recsys.registry import registered
-root = pathlib.Path(recsys.__file__).parent.parent
-for file in root.glob("recsys/**/*.py"):
-    if "@register" in file.read_text() or "@registry.register" in file.read_text():
-        module = ".".join(file.relative_to(root).with_suffix("").parts)
-        importlib.import_module(module.removesuffix(".__init__"))
-for kind, name in sorted(registered._registered):
-    print(kind, name, registered.path_of(registry.get(kind, name)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    table = {
-        f"{kind} {name} {path.split()[0]}"
-        for kind, classes in registry.BUILT_INS.items()
-        for name, path in classes.items()
-    }
-    assert {*done.stdout.splitlines()} == table
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in registry.BUILT_INS.items() for name in names]
+)
+def test_a_built_in_class_is_where_the_table_says(kind, name):
+    cls = registry.get(kind, name)
+    assert registry.name_of(kind, cls) == name
+    assert cls in (registry.config_type(kind, name), cls)
+    if registry.built_ins.built_ins(kind)[name].config is not None:
+        assert cls.Config is registry.config_type(kind, name)
 
 
 SOURCE = """
