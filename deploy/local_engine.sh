@@ -14,6 +14,8 @@ for package in java.lang java.lang.invoke java.lang.reflect java.net java.io jav
 done
 # Jobs of seconds gain more from quick compilation than from the best code.
 java_options="$opens -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
+java_options="$java_options -Dorg.slf4j.simpleLogger.showDateTime=true"
+java_options="$java_options -Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS"
 
 stop_engine() {
   [ -f "$folder/pids" ] || return 0
@@ -39,10 +41,10 @@ need() {
 
 # Fetches the jars of a pom.xml beside the script, and compares their checksums.
 fetch_jars() {
-  if [ ! -d "$folder/lib" ]; then
-    mvn -q -B -f "$here/pom.xml" dependency:copy-dependencies -DoutputDirectory="$folder/lib"
+  if [ ! -d "$jars" ]; then
+    mvn -q -B -f "$here/pom.xml" dependency:copy-dependencies -DoutputDirectory="$jars"
   fi
-  (cd "$folder/lib" && sha256sum --quiet --strict -c "$here/jars.sha256")
+  (cd "$jars" && sha256sum --quiet --strict -c "$here/jars.sha256")
 }
 
 # Starts a program in the background: its log's name, then its words.
@@ -72,5 +74,8 @@ fi
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 stop_engine
+# Beam sends all jars of its class path to the engine with each job, except for those with this
+# name in their path. All processes have them already.
+jars=$folder/gradle/wrapper
 need java mvn python sha256sum
 fetch_jars

@@ -11,6 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../local_engine.sh"
 
 rest_port=${REST_PORT:-8081} task_managers=${TASK_MANAGERS:-2}
+rm -rf "$folder/tmp" # Flink would check the files of earlier jobs.
 mkdir -p "$folder/conf" "$folder/tmp"
 cat > "$folder/conf/config.yaml" << END
 jobmanager.rpc.address: localhost
@@ -49,17 +50,17 @@ heartbeat.timeout: 20000
 END
 export FLINK_CONF_DIR="$folder/conf"
 flink=org.apache.flink.runtime
-run jobmanager java $java_options -Xmx512m -cp "$folder/lib/*" \
+run jobmanager java $java_options -Xmx512m -cp "$jars/*" \
   $flink.entrypoint.StandaloneSessionClusterEntrypoint \
   --configDir "$folder/conf" --executionMode cluster
 run pool python -m recsys.data.ingest.worker_pool --port "$pool_port"
 wait_for jobmanager "$rest_port"
 for number in $(seq "$task_managers"); do
   run "taskmanager-$number" java $java_options -Xmx512m -XX:MaxDirectMemorySize=512m \
-    -cp "$folder/lib/*" $flink.taskexecutor.TaskManagerRunner \
+    -cp "$jars/*" $flink.taskexecutor.TaskManagerRunner \
     --configDir "$folder/conf" -D taskmanager.resource-id="tm-$number"
 done
-run jobserver java $java_options -Xmx512m -cp "$folder/lib/*" \
+run jobserver java $java_options -Xmx512m -cp "$jars/*" \
   org.apache.beam.runners.flink.FlinkJobServerDriver --flink-master="localhost:$rest_port" \
   --flink-conf-dir="$folder/conf" --job-port="$job_port" --artifact-port=0 --expansion-port=0 \
   --artifacts-dir="$folder/tmp"

@@ -10,10 +10,11 @@
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../local_engine.sh"
 
+rm -rf "$folder/tmp"
 mkdir -p "$folder/tmp"
 run pool python -m recsys.data.ingest.worker_pool --port "$pool_port"
 run jobserver java $java_options -Xmx1g -Dspark.ui.enabled=false -Dspark.local.dir="$folder/tmp" \
-  -Dspark.driver.bindAddress=127.0.0.1 -Dspark.driver.host=127.0.0.1 -cp "$folder/lib/*" \
+  -Dspark.driver.bindAddress=127.0.0.1 -Dspark.driver.host=127.0.0.1 -cp "$jars/*" \
   org.apache.beam.runners.spark.SparkJobServerDriver \
   --spark-master-url="${SPARK_MASTER:-local[2]}" --job-port="$job_port" --artifact-port=0 \
   --expansion-port=0 --artifacts-dir="$folder/tmp"

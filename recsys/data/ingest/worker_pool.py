@@ -15,8 +15,6 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver
-from typing import Any
 
 import grpc
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
@@ -39,9 +37,15 @@ class WorkerPool(beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolServicer):
     """Starts and stops workers."""
 
     def __init__(self) -> None:
-        self._processes: dict[str, Any] = {}
         self._loaded = worker_facts(())
         self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
+
+    def load(self) -> None:
+        """Imports what workers need, so that they start in milliseconds from now on."""
+        worker = self._context.Process(target=_PRELOADED.copy)
+        worker.start()
+        worker.join()
 
     def StartWorker(
         self, request: beam_fn_api_pb2.StartWorkerRequest, context: grpc.ServicerContext
@@ -53,20 +57,17 @@ class WorkerPool(beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolServicer):
             problem = "The sources have changed since the worker pool was started."
         if problem is None and request.control_endpoint.url:
             arguments = request.control_endpoint.url, request.worker_id
-            process = self._context.Process(target=_work, args=arguments, daemon=True)
-            process.start()
-            self._processes[request.worker_id] = process
+            self._context.Process(target=_work, args=arguments, daemon=True).start()
         return beam_fn_api_pb2.StartWorkerResponse(error=problem)
 
     def StopWorker(
         self, request: beam_fn_api_pb2.StopWorkerRequest, context: grpc.ServicerContext
     ) -> beam_fn_api_pb2.StopWorkerResponse:
-        """Stops a worker."""
-        del context
-        process = self._processes.pop(request.worker_id, None)
-        if process is not None:
-            process.terminate()
-            process.join()
+        """Does nothing: a worker ends when its engine closes the connection.
+
+        Ids aren't unique: each TaskManager of a machine counts its own workers.
+        """
+        del request, context
         return beam_fn_api_pb2.StopWorkerResponse()
 
 
@@ -85,10 +86,9 @@ def main() -> None:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    forkserver.set_forkserver_preload(_PRELOADED)
-    forkserver.ensure_running()
-    server = grpc.server(ThreadPoolExecutor(8))
-    beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(WorkerPool(), server)
+    pool, server = WorkerPool(), grpc.server(ThreadPoolExecutor(8))
+    pool.load()
+    beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(pool, server)
     if not server.add_insecure_port(f"{arguments.host}:{arguments.port}"):
         raise SystemExit(f"Port {arguments.port} is in use.")
     server.start()
