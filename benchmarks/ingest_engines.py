@@ -116,7 +116,10 @@ def write_case(folder: Path, case: Case, rows: int) -> dict[str, Any]:
     start = int(dt.datetime.combine(_FIRST_DAY, dt.time(), dt.UTC).timestamp())
     events = pa.table(
         {
-            "user": [f"u{n}" for n in random.integers(0, n_users, rows)],
+            "user": [
+                f"u{n}" if at % 500 else ""
+                for at, n in enumerate(random.integers(0, n_users, rows))
+            ],
             "item": [f"i{n}" for n in (random.random(rows) ** 3 * n_items).astype(int)],
             "time": second + start,
             "rating": random.integers(-1, 6, rows).astype(float),

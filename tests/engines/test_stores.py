@@ -1,12 +1,9 @@
-"""Every engine makes the local data folder, also if its processes are killed."""
+"""Every engine makes the local data folder."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from places import ROOT
@@ -53,39 +50,3 @@ def test_every_case_is_equal_to_the_local_one(engine, tmp_path):
     assert done.returncode == 0, lines
     assert len(lines) == 2 * len(bench.Case) + 1
     assert lines[-1] == {"equal": True}
-
-
-@pytest.mark.engines
-@needs("flink")
-@pytest.mark.parametrize("killed", ["taskmanager-1", "pool", "jobserver", "driver"])
-def test_a_killed_process_costs_no_row(killed, tmp_path):
-    """The job is rerun, unless it finished without the process."""
-    config = bench.write_case(tmp_path / "raw", bench.Case.files, 50_000)
-    wanted = made(config, tmp_path / "local", {})
-    with bench.started(bench.Name.flink, tmp_path / "flink") as (beam, pids):
-        out = tmp_path / "out"
-        arguments = json.dumps({"config": {**config, "beam": beam}, "out": str(out)})
-        words = ["-m", "benchmarks.measure", "benchmarks.ingest_engines", "ingested", arguments]
-        driver = subprocess.Popen([sys.executable, *words], cwd=ROOT)
-        try:
-            wait_for_rows(tmp_path)
-            os.kill({**pids, "driver": driver.pid}[killed], signal.SIGKILL)
-            code = driver.wait(300)
-        finally:
-            driver.kill()
-            driver.wait()
-        assert (code == 0) == out.exists()
-        if killed == "driver":
-            made(config, out, beam)
-    if not out.exists():
-        made(config, out, {})
-    assert bench.folder_digest(out) == wanted
-
-
-def wait_for_rows(folder):
-    """Waits until a task has read a piece."""
-    for _ in range(1200):
-        if any(folder.glob(".out-*/**/*.done")):
-            return
-        time.sleep(0.1)
-    raise AssertionError("no task started")

@@ -20,7 +20,7 @@ from recsys.fingerprint import worker_facts
 from recsys.registry.choice import modules_of
 
 _TIMEOUT_S = 10.0
-_WORKER_IDLE_MS = 10_000
+_WORKER_IDLE_MS = 2_000
 _START_POOL = "python -m recsys.data.ingest.worker_pool --port PORT"
 
 
@@ -69,7 +69,8 @@ def engine_args(beam: BeamConfig, root: Path, *parts: Any) -> list[str]:
         own += [f"--dask_client_address={beam.master}", "--dask_partition_size=1"]
     if engine.is_portable:
         # A named image keeps TFX from building a wheel of itself, which no worker installs.
-        # Workers live on between the stages of a job.
+        # Workers live on between the stages of a job, but not until Flink's restart of one, for
+        # which they may be dead.
         own += [f"--job_endpoint={beam.master}", "--sdk_container_image=recsys"]
         own += [f"--environment_cache_millis={_WORKER_IDLE_MS}"]
         own += _environment(beam, root, parts)

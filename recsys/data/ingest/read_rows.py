@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import match_files, unreadable
 from recsys.errors import RecsysError, UsageError
+from recsys.system.files import commit_text
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 _MOST_BUCKETS = 1024
 _COUNTS = -1
 """The bucket of counts and failures."""
+_UNFINISHED = ".letters-"
 
 Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch, int | None]]
 """Types a batch, given the index of its file: returns the good rows with a column `position`, the
@@ -109,6 +112,9 @@ def read_sources(
         work,
         functools.partial(_write_bucket, targets, progress),
     )
+    for plan in plans:
+        for file in plan.letters.glob(f"{_UNFINISHED}*"):  # Of tasks that were killed.
+            file.unlink()
     facts: list[dict[str, Any]] = [{"buckets": [{}] * plan.n_buckets} for plan in plans]
     for at, bucket, result in results:
         if bucket == _COUNTS:
@@ -127,13 +133,14 @@ def _read_piece(
 ) -> Iterator[tuple[tuple[int, int], Any]]:
     """Reads a piece; yields rows by (source, bucket) and counts, and writes dead letters."""
     at, number, piece = task
-    plan, has_failed = plans[at], work / f"failed-{at}"
-    if has_failed.exists():
+    plan = plans[at]
+    for failure in work.glob(f"failed-{at}-*"):  # Its task may have been lost with its worker.
+        yield (at, _COUNTS), {"failure": json.loads(failure.read_text())}
         return
     writer = SpillWriter(spills, plan.n_buckets)
     plan.letters.mkdir(parents=True, exist_ok=True)
     # Beam may run a task twice, in parallel.
-    temporary = plan.letters / f".letters-{uuid.uuid4().hex}"
+    temporary = plan.letters / f"{_UNFINISHED}{uuid.uuid4().hex}"
     rejected = pq.ParquetWriter(temporary, dead_letters.SCHEMA)
     tallies: list[Tally] = [{"read": 0, "read_by_file": {piece.file: 0}}]
     future: list[int] = []
@@ -154,8 +161,9 @@ def _read_piece(
     except RecsysError as error:
         if isinstance(error, UsageError):
             raise
-        has_failed.touch()
-        yield (at, _COUNTS), {"failure": {"file": piece.file, "error": error.to_json()}}
+        facts = {"file": piece.file, "error": error.to_json()}
+        commit_text(json.dumps(facts), work / f"failed-{at}-{number}")
+        yield (at, _COUNTS), {"failure": facts}
     for bucket, spill in writer.flush():
         yield (at, bucket), spill
     rejected.close()
