@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
 import requesting
+import rpc
 import tensorflow as tf
 from serving import FakeModel, FakeRecommender, Running, wait_for
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from recsys.serving.open_inference import messages
 from recsys.serving.requests import Limits
@@ -49,21 +50,13 @@ def expected(server):
 
 
 def inference(channel, method, request=None, **fields):
-    call = channel.unary_unary(
-        f"/inference.GRPCInferenceService/{method}",
-        request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=messages(f"{method}Response").FromString,
-    )
-    return call(request or messages(f"{method}Request")(**fields), timeout=30)
+    request = request or messages(f"{method}Request")(**fields)
+    path = f"/inference.GRPCInferenceService/{method}"
+    return rpc.ask(channel, path, request, messages(f"{method}Response"))
 
 
 def predict_request(columns, name="m", signature="recommend", version=1):
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name, request.model_spec.signature_name = name, signature
-    request.model_spec.version.value = version
-    for key, values in columns.items():
-        request.inputs[key].CopyFrom(tf.make_tensor_proto(values))
-    return request
+    return rpc.predict_request(columns, name, signature, version)
 
 
 def test_a_client_of_tensorflow_serving_gets_the_answer_of_rest(channel, expected):

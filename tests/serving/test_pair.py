@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import requesting
+import rpc
 from pair_graph import N_USERS, by_hand, candidates, make_pair
 from serving import FakeRecommender, Running
 
@@ -144,16 +145,11 @@ def test_recommend_over_grpc_answers_as_over_rest(server):
     right = server.predict(body | {"context": {"device": "tv"}}, "/v1/models/m:recommend").json()
     body["filters"] = {"stock": {"values": ["yes"]}}
     request = messages("RecommendRequest")(model="m", context={"device": "tv"}, **body)
-    with grpc.insecure_channel(server.grpc) as channel:
-        recommend = channel.unary_unary(
-            "/recsys.RankingService/Recommend",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=messages("RecommendResponse").FromString,
-        )
-        answer = recommend(request, timeout=60)
-        request.context["color"] = "red"
-        with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT.*'color' of the context"):
-            recommend(request, timeout=60)
+    method = "/recsys.RankingService/Recommend"
+    answer = rpc.ask(server.grpc, method, request, messages("RecommendResponse"))
+    request.context["color"] = "red"
+    with pytest.raises(grpc.RpcError, match=r"INVALID_ARGUMENT.*'color' of the context"):
+        rpc.ask(server.grpc, method, request, messages("RecommendResponse"))
     assert answer.items[0].score == pytest.approx(right["items"][0]["score"])
     assert [(x.id, x.title) for x in answer.items] == [
         (x["id"], x["title"]) for x in right["items"]

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
-import grpc
 import requesting
+import rpc
 from ranking_bundle import ITEMS, expected, write_ranking_bundle
 from serving import FakeRecommender, Running
 
@@ -100,13 +100,8 @@ def by_grpc(query, loaded, server):
         request.features[name].values.extend(values)
     for one in query.get("history", []):
         request.history.add(item=one["item"], attributes={"device": one["device"]})
-    with grpc.insecure_channel(server.grpc) as channel:
-        rank = channel.unary_unary(
-            "/recsys.RankingService/Rank",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=messages("RankResponse").FromString,
-        )
-        answer = rank(request, timeout=60)
+    method = "/recsys.RankingService/Rank"
+    answer = rpc.ask(server.grpc, method, request, messages("RankResponse"))
     scores = {x: list(one.values) for x, one in zip(answer.labels, answer.scores, strict=True)}
     counts = {**answer.missing}, {**answer.unknown}
     return list(answer.items), scores, list(answer.known_items), answer.known, *counts

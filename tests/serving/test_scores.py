@@ -7,11 +7,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
-import grpc
 import requesting
+import rpc
 import tensorflow as tf
 from serving import Running
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 import recsys
 from recsys.bundles.bundle import write_manifest
@@ -155,11 +154,8 @@ def test_open_inference_answers_scores(server):
 
 
 def test_grpc_answers_scores(server):
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = "m"
-    types = {"price": np.float32, "count": np.int64}
-    for name, values in ROWS.items():
-        request.inputs[name].CopyFrom(tf.make_tensor_proto(np.array(values, types.get(name))))
+    outputs = rpc.predict(server.grpc, rpc.predict_request(ROWS))
+    assert outputs["score"].tolist() == SCORES
     inference = messages("ModelInferRequest")(model_name="m")
     for name, values in ROWS.items():
         flat = np.ravel(values).tolist()
@@ -170,17 +166,9 @@ def test_grpc_answers_scores(server):
         tensor = inference.inputs.add(name=name, datatype=datatype, shape=np.shape(values))
         flat = [x.encode() for x in flat] if datatype == "BYTES" else flat
         getattr(tensor.contents, field).extend(flat)
-    with grpc.insecure_channel(server.grpc) as channel:
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        answer = stub.Predict(request, timeout=60)
-        assert tf.make_ndarray(answer.outputs["score"]).tolist() == SCORES
-        infer = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=messages("ModelInferResponse").FromString,
-        )
-        [output] = infer(inference, timeout=60).outputs
-        assert list(output.contents.fp32_contents) == SCORES
+    method = "/inference.GRPCInferenceService/ModelInfer"
+    [output] = rpc.ask(server.grpc, method, inference, messages("ModelInferResponse")).outputs
+    assert list(output.contents.fp32_contents) == SCORES
 
 
 def test_the_page_says_that_there_are_no_lists(server):

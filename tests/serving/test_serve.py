@@ -17,12 +17,10 @@ from places import ROOT
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
-import grpc
 import httpx
 import requesting
-import tensorflow as tf
+import rpc
 from system_worlds import HISTORY
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 import recsys
 from recsys.bundles.bundle import write_manifest
@@ -193,14 +191,7 @@ def test_rest_grpc_and_python_give_equal_answers(server, folder):
     columns = {"user_id": users, "history": [[""]] * 3, "exclude_seen": [True] * 3}
     by_rest = server.predict("recommend", inputs=columns).json()["outputs"]
 
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name, request.model_spec.signature_name = "world", "recommend"
-    for name, values in columns.items():
-        request.inputs[name].CopyFrom(tf.make_tensor_proto(values))
-    with grpc.insecure_channel(server.grpc) as channel:
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        outputs = stub.Predict(request, timeout=60).outputs
-    by_grpc = {name: tf.make_ndarray(proto) for name, proto in outputs.items()}
+    by_grpc = rpc.predict(server.grpc, rpc.predict_request(columns, "world", "recommend"))
 
     kinds = {"user_id": "BYTES", "history": "BYTES", "exclude_seen": "BOOL"}
     inputs = [
