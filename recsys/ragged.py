@@ -67,6 +67,17 @@ def slices(stop: int, size: int, start: int = 0) -> list[slice]:
     return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
+def run_starts(*keys: np.ndarray) -> np.ndarray:
+    """Returns which entries are the first of a run with equal keys `[n]` bool.
+
+    Args:
+        keys: Keys of each entry `[n]`, at least one.
+    """
+    is_first = np.ones(len(keys[0]), bool)
+    is_first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return is_first
+
+
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Returns the concatenated ranges `start`, `start + 1`, … of `counts` numbers each.
 

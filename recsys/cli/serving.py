@@ -17,7 +17,7 @@ from recsys.cli.options import ConfigOption, Count, Json, Root
 from recsys.cli.show import emit
 from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import UsageError, visible
-from recsys.system.installation import install_extra
+from recsys.system.installation import extra_needed
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -84,13 +84,9 @@ def serve(
         hosts: Host name to accept; repeatable.
     """
     folder = _folder(config, root, model_dir, name, versions)
-    try:
+    with extra_needed("serve", "R550", "Serving requires the extra 'serve'.", UsageError):
         from recsys.serving.service import Service
         from recsys.serving.service import serve as serve_until_stopped
-    except ImportError as error:
-        rule = "Serving requires the extra 'serve'."
-        cure = install_extra("serve")
-        raise UsageError("R550", rule, cure, str(error)) from None
 
     def ready(url: str, grpc_address: str | None) -> None:
         fields = {"url": url, "name": served, "grpc": grpc_address}

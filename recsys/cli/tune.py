@@ -18,7 +18,7 @@ from recsys.cli.terminal import Console, log_of_failure, print_error, progress_b
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import duration, figure
 from recsys.system import events
-from recsys.system.installation import install_extra
+from recsys.system.installation import extra_needed
 from recsys.system.process import StoppedError, signals_raised
 
 if TYPE_CHECKING:
@@ -65,12 +65,10 @@ def tune(
         rule = "The name of a study must consist of letters, digits, `_`, `.` and `-`."
         raise UsageError("R921", rule, "Name another with --study.", study)
     os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras' own default loads TensorFlow.
-    try:
+    rule = "`recsys tune` requires Optuna, from the extra `tune`."
+    with extra_needed("tune", "R922", rule, UsageError):
         from recsys.tuning.search_space import read_space
         from recsys.tuning.tuning_study import TuneOptions, TuningStudy, storage_url
-    except ImportError as error:
-        rule = "`recsys tune` requires Optuna, from the extra `tune`."
-        raise UsageError("R922", rule, install_extra("tune"), error.name) from None
     written = read_space(space, vary or [])
     root = load_config(config, sets or []).root_folder
     if (url := home_of(root)) is not None:

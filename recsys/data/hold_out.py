@@ -27,7 +27,7 @@ from recsys.data.hashes import mix
 from recsys.data.shuffle import Permutation
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
-from recsys.ragged import ranges
+from recsys.ragged import ranges, run_starts
 
 Draw = Literal["newest", "last", "random", "popular", "given"]
 """How events are chosen, as in `train.validation.like`."""
@@ -444,7 +444,7 @@ class KeptShard(_Kept):
         if len(self.hidden) > len(self.held):
             return False
         user = np.searchsorted(self.shard.offsets, self.held, side="right") - 1
-        is_first = np.append(True, user[1:] != user[:-1])[: len(user)]
+        is_first = run_starts(user)
         user, first_held = user[is_first], self.held[is_first]
         last_kept = self.offsets[user + 1] - 1
         has_kept = last_kept >= self.offsets[user]

@@ -30,6 +30,7 @@ from recsys.data.sources.values import (
 )
 from recsys.data.sources.vectors import Rules, to_vectors
 from recsys.data.split import PART, PLACE, TIME, codes_of
+from recsys.ragged import run_starts
 
 LABEL, FEATURE = "label:", "feature:"
 """Prefixes of the columns of labels and features."""
@@ -303,9 +304,7 @@ def _groups(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     rows, codes = rows[suspects], [code[suspects] for code in codes]
     times = [n for n in ("position", PLACE.name, TIME.name) if n in table.column_names]
     order = np.lexsort([*(table[name].to_numpy()[rows] for name in times), *codes])
-    is_new = np.ones(len(rows), bool)
-    is_new[1:] = np.any([code[order[1:]] != code[order[:-1]] for code in codes], axis=0)
-    return rows[order], np.flatnonzero(is_new)
+    return rows[order], np.flatnonzero(run_starts(*(code[order] for code in codes)))
 
 
 def _takes_maximum(name: str) -> bool:

@@ -19,6 +19,7 @@ from recsys.data.event_log import ShardedColumn
 from recsys.data.statistics import TOKEN_BITS, keys_of
 from recsys.data.store import PARTS, InteractionStore, event_order
 from recsys.data.vocabulary import Vocabulary
+from recsys.ragged import run_starts
 
 ROWS_AT_ONCE = 1 << 22
 """Approximate number of rows of a range of users or items; more if a single one has more."""
@@ -179,7 +180,7 @@ class RowGroups:
             code = (part.key - part.key[:1])[place] * feature.rows + token
             order = np.argsort(code, kind="stable")  # The rows of a key are in order of time.
             code, place, token = code[order], place[order], token[order]
-        starts = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(code)])
+        starts = np.flatnonzero(run_starts(code))
         keys = keys_of(part.key[starts if place is None else place[starts]])
         keys = keys if token is None else keys | token[starts]
         return cls(part, place, starts, keys, rows.n_trained)

@@ -48,7 +48,7 @@ from recsys.data.row_log import OPTIONAL_ROW_COLUMNS, ROW_COLUMNS, RowLog, RowSh
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex, reading_data
 from recsys.errors import RecsysError
-from recsys.ragged import ranges
+from recsys.ragged import ranges, run_starts
 from recsys.system import manifest
 from recsys.system.files import commit_folder, undamaged
 
@@ -440,10 +440,8 @@ def order_users(ids: pa.Array, rows: np.ndarray, by_row: bool) -> tuple[np.ndarr
 
 def count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
     """Returns the number of events before each event with its user and time `[n]` int32."""
-    is_first = np.ones(len(timestamp), bool)
-    is_first[1:] = (user[1:] != user[:-1]) | (timestamp[1:] != timestamp[:-1])
     position = np.arange(len(timestamp), dtype=np.int32)
-    first = np.where(is_first, position, np.int32(0))
+    first = np.where(run_starts(user, timestamp), position, np.int32(0))
     np.maximum.accumulate(first, out=first)
     position -= first
     return position

@@ -15,6 +15,7 @@ from pydantic import PositiveInt
 
 from recsys.errors import RecsysError
 from recsys.metrics import PooledMetric, Statistics
+from recsys.ragged import run_starts
 
 LabelKind = Literal["yes_no", "amount"]
 
@@ -166,7 +167,7 @@ class GroupedAuc(_Ratio):
         order = np.lexsort((answers.score, answers.user))
         user, score, weight = answers.user[order], answers.score[order], answers.weights[order]
         is_positive = answers.label[order] > 0
-        first = _starts(user, score)
+        first = np.flatnonzero(run_starts(user, score))
         owner = user[first]
         positive = np.add.reduceat(np.where(is_positive, weight, 0.0), first)
         negative = np.add.reduceat(np.where(is_positive, 0.0, weight), first)
@@ -203,11 +204,11 @@ class ListNdcg(_Ratio):
         rows, impression = answers.select(in_list), answers.impression[in_list]
         label, lists = np.asarray(rows.label, np.float64), (impression, rows.user)
         order = np.lexsort((-rows.score, *lists))
-        first = _starts(rows.user[order], impression[order])
+        first = np.flatnonzero(run_starts(rows.user[order], impression[order]))
         sizes = np.diff(np.append(first, len(order)))
         rank = np.arange(len(order)) - np.repeat(first, sizes) + 1
         discount = 1.0 / np.log2(1.0 + rank)
-        ties = _starts(np.repeat(first, sizes), rows.score[order])
+        ties = np.flatnonzero(run_starts(np.repeat(first, sizes), rows.score[order]))
         n_tied = np.diff(np.append(ties, len(order)))
         shared = np.repeat(np.add.reduceat(discount, ties) / n_tied, n_tied)
         ideal = label[np.lexsort((-label, *lists))]
@@ -296,7 +297,7 @@ def equal_mass_bins(rows: ScoredRows, n_bins: int) -> np.ndarray:
     Bins have equal weights, except that rows with equal scores are in one bin.
     """
     order = np.argsort(rows.score, kind="stable")
-    first = _starts(rows.score[order])
+    first = np.flatnonzero(run_starts(rows.score[order]))
     mass = np.add.reduceat(rows.weights[order], first)
     middle = np.cumsum(mass) - mass / 2
     found = np.nan_to_num(_ratio(middle * n_bins, mass.sum()))
@@ -337,13 +338,6 @@ def _log_losses(rows: ScoredRows) -> np.ndarray:
     smallest = np.finfo(np.float64).eps
     p = np.clip(np.asarray(rows.score, np.float64), smallest, 1.0 - smallest)
     return -(rows.label * np.log(p) + (1.0 - rows.label) * np.log1p(-p))
-
-
-def _starts(*keys: np.ndarray) -> np.ndarray:
-    """Returns the index of the first row of each run `[runs]` of equal sorted keys `[n]`."""
-    is_first = np.ones(len(keys[0]), bool)
-    is_first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return np.flatnonzero(is_first)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

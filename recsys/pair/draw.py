@@ -31,7 +31,7 @@ from recsys.models.inputs import ModelInputs
 from recsys.models.summary import read_summary
 from recsys.pair.config import PairStage
 from recsys.pair.lists import list_features, normalised
-from recsys.ragged import RaggedRows, ranges
+from recsys.ragged import RaggedRows, ranges, run_starts
 from recsys.system.files import commit_folder, remove
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.probe_files import times_before
@@ -137,8 +137,7 @@ class _Drawing:
         is_drawn = log.impression is None and not data.labels[first].is_amount
         numbers = _later_rows(data, log, ranker.held_back, tuple(ranker.labels), is_drawn)
         time, user = log.timestamp[numbers], log.user_index(numbers)
-        is_first = np.ones(len(numbers), bool)
-        is_first[1:] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
+        is_first = run_starts(user, time)
         return cls(stage, data, system, rows, numbers, is_first, ranker.negatives * is_drawn)
 
     def __len__(self) -> int:

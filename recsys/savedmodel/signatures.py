@@ -17,7 +17,7 @@ import numpy as np
 
 from recsys.errors import RecsysError, UsageError
 from recsys.savedmodel.event_columns import ATTRIBUTE, CONTEXT
-from recsys.system.installation import install_extra
+from recsys.system.installation import extra_needed
 
 NO_SCORE = float(np.finfo(np.float32).min)
 """Score of padding after the last item."""
@@ -124,14 +124,13 @@ def load_saved_model(bundle: Path) -> Any:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with _silent_stderr():
+        with extra_needed("serve", "R542", "Asking a bundle needs TensorFlow."), _silent_stderr():
             import tensorflow as tf
 
             with _without_gradients():
                 return tf.saved_model.load(str(bundle))
-    except ImportError as error:
-        rule, cure = "Asking a bundle needs TensorFlow.", install_extra("serve")
-        raise RecsysError("R542", rule, cure, str(error)) from None
+    except RecsysError:
+        raise
     except Exception as error:  # noqa: BLE001 any failure of a damaged bundle, or of a request, is reported
         raise not_loadable(bundle, error) from None
 
@@ -269,11 +268,9 @@ def warmup_messages() -> Any:
     Raises:
         RecsysError: It can't be imported (R534).
     """
-    try:
+    rule = "The export writes warm-up requests with the messages of TensorFlow Serving."
+    with extra_needed("serve", "R534", rule):
         from tensorflow_serving.apis import prediction_log_pb2
-    except ImportError as error:
-        rule = "The export writes warm-up requests with the messages of TensorFlow Serving."
-        raise RecsysError("R534", rule, install_extra("serve"), str(error)) from None
     return prediction_log_pb2
 
 

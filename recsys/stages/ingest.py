@@ -38,11 +38,11 @@ from recsys.data.ingest.spans import LANDED_FOLDER, pin_sources
 from recsys.data.ingest.statistics import write_statistics
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.ingest.tasks import with_local_runner
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events
 from recsys.system.files import scratch_folder
-from recsys.system.installation import install_extra
+from recsys.system.installation import extra_needed
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -222,15 +222,9 @@ class _FolderIngestion:
         }
         if not made:
             return made
-        try:
+        rule = f"Features (data.{min(made)}.features) are made by TensorFlow Transform."
+        with extra_needed("pipeline", "R252", rule):
             from recsys.data.ingest.transform import Side, transform
-        except ImportError as error:
-            raise RecsysError(
-                "R252",
-                f"Features (data.{min(made)}.features) are made by TensorFlow Transform.",
-                install_extra("pipeline"),
-                error.name,
-            ) from error
         sides = [
             Side(self._data.sides[what], entities[what] / f"Split-{SPLIT}", *folders)
             for what, folders in made.items()

@@ -7,7 +7,11 @@ say how to install from a clone. docs/install.md has more.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from recsys.errors import RecsysError
 
 VERSION = "0.2.0"
 NAME = "sharded-recsys"
@@ -45,6 +49,17 @@ def install_extra(extra: str) -> str:
         return f"Install the wheel with its extras: pip install 'WHEEL[all]'{tfx}."
     by_pip = f", or: pip install '{NAME}[{extra}] @ file:///path/to/clone'"
     return f"Install the extra {extra}, in your clone: {SYNC}{by_pip if extra in _BY_PIP else ''}."
+
+
+@contextmanager
+def extra_needed(
+    extra: str, code: str, rule: str, error: type[RecsysError] = RecsysError
+) -> Iterator[None]:
+    """Replaces an ImportError inside the context by an error that names the extra to install."""
+    try:
+        yield
+    except ImportError as missing:
+        raise error(code, rule, install_extra(extra), missing.name or str(missing)) from None
 
 
 def _is_clone() -> bool:

@@ -14,7 +14,7 @@ from recsys.data.ingest.id_places import IdPlaces, numbered_ids
 from recsys.data.ingest.segment_parts import MISSING, SegmentPart
 from recsys.data.store import ShardInfo, count_tied, map_array
 from recsys.data.vocabulary import as_texts
-from recsys.ragged import ranges
+from recsys.ragged import ranges, run_starts
 
 
 class TrainedTimes:
@@ -95,8 +95,7 @@ def numbered(user: np.ndarray, impression: np.ndarray) -> np.ndarray:
         Numbers from 1 on, in the order of the first rows; 0 for rows without an impression.
     """
     order = np.lexsort((impression, user))
-    changes = (np.diff(user[order]) != 0) | (np.diff(impression[order]) != 0)
-    starts = np.flatnonzero(np.append(True, changes)[: len(order)])
+    starts = np.flatnonzero(run_starts(user[order], impression[order]))
     first = np.repeat(order[starts], np.diff(np.append(starts, len(order))))
     is_first = np.zeros(len(order), bool)
     is_first[order[starts]] = True

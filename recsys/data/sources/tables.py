@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from recsys.errors import RecsysError
 from recsys.strict import NOT_SHOWN, Strict
-from recsys.system.installation import install_extra
+from recsys.system.installation import extra_needed
 
 if TYPE_CHECKING:
     from recsys.data.source_config import SourceConfig
@@ -128,15 +128,9 @@ def required(module: str, extra: str) -> Any:
     Raises:
         RecsysError: It isn't installed.
     """
-    try:
+    rule = f"This source needs the package {module.partition('.')[0]}."
+    with extra_needed(extra, "R248", rule):
         return importlib.import_module(module)
-    except ImportError as error:
-        raise RecsysError(
-            "R248",
-            f"This source needs the package {module.partition('.')[0]}.",
-            install_extra(extra),
-            error.name,
-        ) from None
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from recsys.data.sources.streams import LINE_LIMIT_BYTES, open_bytes
 from recsys.data.sources.values import last_values, list_lengths, lists_of, to_text
 from recsys.errors import RecsysError
 from recsys.registry import register_source
-from recsys.system.installation import install_extra
+from recsys.system.installation import extra_needed
 
 try:
     from google_crc32c import value as crc32c
@@ -156,14 +156,8 @@ def _decode(decoder: Any, records: Sequence[bytes]) -> pa.RecordBatch | None:
 
 
 def _new_decoder() -> Any:
-    try:
+    with extra_needed("pipeline", "R252", "TFRecord files are decoded by tfx-bsl."):
         from tfx_bsl.coders.example_coder import ExamplesToRecordBatchDecoder
-    except ImportError:
-        raise RecsysError(
-            "R252",
-            "TFRecord files are decoded by tfx-bsl.",
-            install_extra("pipeline"),
-        ) from None
     return ExamplesToRecordBatchDecoder()
 
 
