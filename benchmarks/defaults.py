@@ -3,7 +3,8 @@
 `--data ROOT` has folders of public splits as in `benchmarks.quality`; those that are missing are
 left out. A sample has some users of a set, maybe only their newest events, and maybe no order or no
 features. The last event of each user is held out, or a fifth of the events if they have no order.
-The config names no model; one seed, on the training events of the splits' validation parts.
+The config names no model; one seed, on the training events of the splits' validation parts. With
+`--minutes` it lets a comparison choose, see docs/defaults.md.
 
 A line per sample has recall@10 and ndcg@10 of the default and of each baseline, and by how much the
 default's recall@10 exceeds the best baseline's, with an interval over users. The last line names
@@ -29,6 +30,7 @@ from benchmarks.measure import ROOT, call, log, run, words_of
 from benchmarks.public_splits import Bags, Csr, read_split, write_data_folder
 from recsys.config import Order, TrainStage
 from recsys.data.split import SplitRule
+from recsys.models.config import AutoConfig
 
 BASELINES = ("popularity", "item_knn", "transitions", "ials", "ease")
 _METRICS = ("recall@10", "ndcg@10")
@@ -69,6 +71,7 @@ SAMPLES = (
 def main(
     data: Annotated[Path, Option(help="Folder with the folders of public splits.")],
     only: Annotated[list[str], Option(help="Words in the names of samples to run.")] = _NO_NAMES,
+    minutes: Annotated[float | None, Option(help="Time to compare models.")] = None,
 ) -> None:
     """Runs every sample and prints a line for each."""
     behind = []
@@ -77,14 +80,15 @@ def main(
         if not there or (only and not any(word in sample.name for word in only)):
             continue
         log(sample.name)
-        line = call(measured, {"KERAS_BACKEND": "jax"}, True, data=str(data), **vars(sample)).result
+        options = {"data": str(data), "minutes": minutes, **vars(sample)}
+        line = call(measured, {"KERAS_BACKEND": "jax"}, True, **options).result
         behind += [sample.name] if line["against_best"][2] < 0 else []
         print(json.dumps({"sample": sample.name, **line}), flush=True)
     machine = {"machine": platform.machine(), "cores": len(os.sched_getaffinity(0))}
     print(json.dumps({"significantly_behind": behind, **machine}))
 
 
-def measured(data: str, **of_sample: Any) -> dict[str, Any]:
+def measured(data: str, minutes: float | None, **of_sample: Any) -> dict[str, Any]:
     """Returns the figures of one sample."""
     import recsys
     from recsys.system.process import run_stage, stage_environment
@@ -97,9 +101,11 @@ def measured(data: str, **of_sample: Any) -> dict[str, Any]:
         order: Order = "none" if not sample.order else "file" if times is None else "time"
         rule = SplitRule("last_out" if sample.order else "random", order)
         write_data_folder(train, folder / "data", tokens, rule=rule, times=times, later=later)
-        (folder / "stage.json").write_text(TrainStage().model_dump_json())
+        stage = TrainStage(model=AutoConfig(minutes=minutes))
+        (folder / "stage.json").write_text(stage.model_dump_json())
         words = words_of(config=folder / "stage.json", data=folder / "data", out=folder / "model")
         seconds = run_stage("recsys.stages.train", words, stage_environment("jax"))["seconds"]
+        choice = json.loads((folder / "model" / "training.json").read_text())["choice"]
         result = recsys.evaluate(
             folder / "model", folder / "data", baselines=BASELINES, k=(10,), progress=False
         ).content
@@ -112,6 +118,7 @@ def measured(data: str, **of_sample: Any) -> dict[str, Any]:
         "items": len(np.unique(train.items)),
         "events_per_user": round(len(train.items) / len(train), 1),
         "seconds": round(seconds, 1),
+        "choice": choice,
         "best": best,
         "against_best": against,
         **{who: {m: round(x[m], 4) for m in _METRICS} for who, x in figures.items()},

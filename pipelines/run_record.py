@@ -160,7 +160,8 @@ class Outputs:
         if "InteractionGen" in self._ended:
             result |= self._spans()
         if "Trainer" in self._ended:
-            result["carried"] = self.read("Trainer", "model", "training.json").get("warm_start")
+            training = self.read("Trainer", "model", "training.json")
+            result |= {"carried": training.get("warm_start"), "choice": training.get("choice")}
         if "RetrievalEvaluator" in self._ended:
             result |= _measured(self.read("RetrievalEvaluator", "evaluation", "evaluation.json"))
         if "Pusher" in self._ended:

@@ -66,8 +66,9 @@ def describe_origin(
 
     Returns:
         `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint), `ranker`
-        (that of a pair's), `base` (the model that its training continued from), `evaluation`,
-        `source` (of `training` and `export`, what `source_version` returned there).
+        (that of a pair's), `base` (the model that its training continued from), `choice` (the
+        comparison that chose the model, if there was one), `evaluation`, `source` (of `training`
+        and `export`, what `source_version` returned there).
     """
     training = json.loads((model / "training.json").read_text(encoding="utf-8"))
     base, ranker = training.get("warm_start"), ranker_of(model)
@@ -81,9 +82,16 @@ def describe_origin(
         "model": model_fingerprint(model),
         **({} if ranker is None else {"ranker": model_fingerprint(ranker)}),
         "base": None if base is None else {n: base[n] for n in _OF_BASE if n in base},
+        **({"choice": _choice(choice)} if (choice := training.get("choice")) else {}),
         "evaluation": None if evaluation is None else _evaluation(evaluation),
         "source": {"training": training.get("source"), "export": source_version()},
     }
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record of a comparison without its times, which differ from run to run."""
+    figures = [{n: one[n] for n in one if n != "seconds"} for one in choice["candidates"]]
+    return {**choice, "candidates": figures}
 
 
 def model_fingerprint(model: Path) -> str:

@@ -72,7 +72,9 @@ def _run_row(summary: Mapping[str, Any], *, is_named: bool) -> dict[str, Any]:
     state = [f"{summary['state']}{step}", code]
     if summary["metrics"] is not None:
         version = "" if summary["version"] is None else f"version {summary['version']}"
-        state = [summary["state"], version, "warm start" if summary["carried"] else "cold start"]
+        chosen = f"chose {summary['choice']['chosen']}" if summary["choice"] else ""
+        start = "warm start" if summary["carried"] else "cold start"
+        state = [summary["state"], version, start, chosen]
     return {
         "run": started[:16].replace("T", " ") if started else summary["run"],
         "name": summary["name"] if is_named else None,
@@ -172,6 +174,7 @@ def _origin(origin: Mapping[str, Any]) -> dict[str, Any]:
         }
         if base
         else "none: trained from scratch",
+        "choice of the model": _choice_rows(known.get("choice")),
         "evaluation": (known.get("evaluation") or {}).get("sentence"),
         "steps": [
             {
@@ -191,6 +194,21 @@ def _origin(origin: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "steps are unknown": origin["no_metadata"],
     }
+
+
+def _choice_rows(choice: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
+    """Returns the candidates of a comparison with their figures; None without one."""
+    if choice is None:
+        return None
+    return [
+        {
+            "model": one["name"],
+            choice["metric"]: one["value"],
+            "epochs": one["epochs"],
+            "chosen": "★" if one["name"] == choice["chosen"] else "",
+        }
+        for one in choice["candidates"]
+    ]
 
 
 def _data_row(what: str, source: Mapping[str, Any]) -> dict[str, Any]:

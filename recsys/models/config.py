@@ -618,6 +618,9 @@ class AutoConfig(RetrievalConfig):
     Keys that the config sets take precedence over the choice.
     """
 
+    minutes: PositiveFloat | None = None
+    """Time for a comparison of several models on held-back training events, before a training from
+    scratch; the best is chosen. `null`: the shape of the data decides [min]."""
     keep: tuple[str, ...] | None = None
     """Keys of `train` that the choice leaves unchanged; `null`: those that the config sets."""
     own: tuple[str, ...] | None = None

@@ -77,6 +77,7 @@ def run_summary(run_id: str | None, result: Mapping[str, Any], root: Path) -> di
         "against": _against(result),
         "data": _data(result),
         "carried": result.get("carried"),
+        "choice": result.get("choice"),
         "pushed": pushed,
         "version": _version(pushed),
         "not_pushed": result.get("not_pushed"),

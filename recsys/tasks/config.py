@@ -300,7 +300,7 @@ class TrainStage(Stage):
         model = self.model
         if isinstance(model, AutoConfig) and model.keep is None:
             keep, own = (
-                tuple(sorted(part.model_fields_set - {"keep", "own"}))
+                tuple(sorted(part.model_fields_set - {"keep", "own", "minutes"}))
                 for part in (self.train, model)
             )
             named = model.model_copy(update={"keep": keep, "own": own})

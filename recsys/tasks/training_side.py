@@ -123,6 +123,14 @@ class TrainingSide:
         return stage
 
     @classmethod
+    def candidates(cls, stage: StageT, data: Data) -> dict[str, StageT]:
+        """Returns stages to compare before a training, by name; empty if there is no choice.
+
+        The first is the one that `chosen` returns.
+        """
+        return {}
+
+    @classmethod
     def resolved(cls, config: Any, train: TrainConfig, data: Data) -> Any:
         """Returns a model's config with the options that follow from the data.
 

@@ -23,6 +23,7 @@ from recsys.models import model_class
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
 from recsys.tasks.model_folder import save_model
+from recsys.training.model_choice import choose_model
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer, check_backend
 from recsys.training.training_result import TrainingResult
@@ -75,8 +76,8 @@ def train(
     dataset = Data(data, candidates=candidates)
     in_shares(dataset.verify)
     earlier = None if base is None else stage_of_model(base)
-    stage = side_of(stage.model, "training").chosen(stage, dataset, earlier)
     checkpoints = checkpoints or RunFolders.root_beside(out)
+    stage, choice = choose_model(stage, dataset, earlier, checkpoints)
     tensorboard = tensorboard or checkpoints.parent / "tensorboard"
     fit = functools.partial(_fit, stage, dataset, checkpoints, tensorboard)
     try:
@@ -87,7 +88,7 @@ def train(
             raise
         cold = cold_start(base, error.rule)
         result = dataclasses.replace(fit(None), cold=cold)
-    return write_model(out, result, dataset)
+    return write_model(out, dataclasses.replace(result, choice=choice), dataset)
 
 
 def _fit(

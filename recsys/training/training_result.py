@@ -345,6 +345,7 @@ class TrainingResult:
         cold: Reason for a cold start despite an earlier model; None otherwise.
         refit: Progress of the training on all events that followed, see
             `train.validation.refit`; None: there was none.
+        choice: Record of the comparison that chose the model, see `model.minutes`; None: none.
     """
 
     model: LookupModel
@@ -358,6 +359,7 @@ class TrainingResult:
     base: EarlierModel | None = None
     cold: str | None = None
     refit: Progress | None = None
+    choice: dict[str, Any] | None = None
 
     @property
     def best_epochs(self) -> int:
@@ -410,6 +412,7 @@ class TrainingResult:
             "refit": self._of_refit(),
             "warm_start": progress.warm_start,
             "cold": self.cold,
+            "choice": self.choice,
             "checkpoints": str(folders.checkpoints),
             "tensorboard": str(folders.tensorboard),
             "sharding": [dataclasses.asdict(placement) for placement in self.placements],

@@ -22,9 +22,9 @@ from recsys.config import TrainStage
 from recsys.config.load import load_stage
 from recsys.data.dataset import open_data
 from recsys.errors import RecsysError
-from recsys.models import model_class
 from recsys.system.process import StoppedError, signals_raised, stage_main
-from recsys.training.trainer import Trainer, check_backend
+from recsys.training.model_choice import best_value, train_validated
+from recsys.training.trainer import check_backend
 from recsys.tuning.tuning_study import SECONDS, open_study, trial_folder, trial_of
 
 _STOPPED = "R375"
@@ -73,21 +73,12 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
     validation = stage.train.validation
     if validation is None:
         raise ValueError("A trial needs a validation.")
-    once = validation.model_copy(update={"refit": False})
-    stage = stage.model_copy(update={"train": stage.train.model_copy(update={"validation": once})})
-    dataset = open_data(data)
     reporter = ValidationReporter(trial_of(open_study(folder), number), validation.metric)
-    trainer = Trainer.of_stage(
-        stage, trial_folder(folder, number) / "checkpoints", callbacks=[reporter], verbose=0
-    )
-    model = model_class(stage.model).from_config(stage, dataset)
-    progress = trainer.fit(model, dataset).progress
+    checkpoints = trial_folder(folder, number) / "checkpoints"
+    progress = train_validated(stage, open_data(data), checkpoints, reporter)
     return {
         "state": "pruned" if progress.is_stopped else "complete",
-        "value": max(
-            (look[validation.metric] for look in progress.validations),
-            key=lambda value: validation.sign * value,
-        ),
+        "value": best_value(progress, validation),
         "best_step": progress.best_step,
         "steps": progress.step,
         "seconds": round(progress.seconds, 3),

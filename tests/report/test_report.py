@@ -184,6 +184,18 @@ def test_the_carried_rows_are_shown_by_table(run: Run) -> None:
     assert "Too new." in section(run.report(), "training")
 
 
+def test_the_comparison_that_chose_the_model_is_shown(run: Run) -> None:
+    figures = {"sequence": 0.1234, "attention": None}
+    of_each = {"epochs": 3, "of_epochs": 12, "seconds": 61.0}
+    candidates = [{"name": name, "value": value, **of_each} for name, value in figures.items()]
+    choice = {"metric": "recall@10", "minutes": 5, "chosen": "sequence", "candidates": candidates}
+    run.retrain(choice=choice)
+    part = section(run.report(), "training")
+    assert row_of(part, "sequence")[:4] == ["sequence", "0.123", "3", "12"]
+    assert row_of(part, "attention")[1] == "–"
+    assert "Chosen: sequence." in part
+
+
 def test_the_features_are_counted(run: Run) -> None:
     bags = np.array([[0, 0], [1, 2], [0, 0], [3, 0]], np.int32)
     save_features([FeatureBags("genres", 5, bags)], run.data / "catalogue")

@@ -82,15 +82,19 @@ def test_an_origin_depends_on_no_place_and_no_time(tmp_path):
     base = {"base": str(tmp_path), "fingerprint": "f00", "warm_starts": 2, "carried": {}}
     told = []
     for place in ("a", "b"):
-        training = {"warm_start": {**base, "base": place}, "seconds": len(told)}
+        one = {"name": "mean", "value": 0.1, "epochs": 6, "seconds": len(told)}
+        choice = {"metric": "recall@10", "chosen": "mean", "candidates": [one]}
+        training = {"warm_start": {**base, "base": place}, "seconds": len(told), "choice": choice}
         model = model_of(tmp_path / place / "model", **training)
         told.append(describe_origin(model, {**evaluation, "seconds": place}, {"interactions": {}}))
     assert told[0] == told[1]
     assert told[0]["base"] == {"fingerprint": "f00", "warm_starts": 2, "carried": {}}
+    assert told[0]["choice"]["candidates"] == [{"name": "mean", "value": 0.1, "epochs": 6}]
     assert told[0]["evaluation"]["sentence"] == "good"
     assert set(told[0]["vocabulary"]) == {"users", "items"}
     cold = describe_origin(model_of(tmp_path / "cold", warm_start=None), None, None)
     assert (cold["base"], cold["evaluation"], cold["data"]) == (None, None, None)
+    assert "choice" not in cold
 
 
 @pytest.fixture

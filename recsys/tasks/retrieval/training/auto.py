@@ -15,10 +15,15 @@ If more than one item in a hundred has no event, and items have features, the fi
 learn to represent items by their features only, and don't push such items down.
 
 Keys of `train` in the config keep their values, and so do the keys of `{type: auto, …}`.
+
+With `minutes`, the rules of neighbouring shapes are candidates beside the rule of the data's shape,
+and `recsys.training.model_choice` compares them on held-back events.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from recsys import registry
@@ -38,6 +43,8 @@ from recsys.tasks.config import ScheduleConfig, TrainConfig, TrainStage
 from recsys.tasks.training_side import DataShape
 
 StageT = TypeVar("StageT", bound=TrainStage)
+Settings = tuple[dict[str, Any], dict[str, Any]]
+"""Settings of a model, and of its training."""
 
 
 @register_model("auto")
@@ -48,7 +55,8 @@ class AutoModel:
 def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = None) -> StageT:
     """Returns a config with the model for the data, and the training for the model.
 
-    A config that names a model is returned unchanged.
+    A config that names a model is returned unchanged. `minutes` has no effect: `recsys train` and
+    `recsys run` compare, with `recsys.training.model_choice`.
 
     Args:
         config: A whole `recsys.Config`, or its part `TrainStage`.
@@ -60,22 +68,46 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
     if not isinstance(auto, AutoConfig):
         return config
     shape = data if isinstance(data, DataShape) else DataShape.of(data, config.train.validation)
-    if shape.order == "none":
-        model, train = _sets(shape)
-    elif shape.events_per_user <= _FEW:
-        model, train = _short_sequences(shape)
-    else:
-        model, train = _long_sequences(shape)
+    if base is None:
+        return _with(config, TwoTowerConfig, *next(iter(_settings(shape).values())))
+    every = _settings(dataclasses.replace(shape, order="file")).values()
+    train = {key: getattr(base.train, key) for _, of_one in every for key in of_one}
+    return _with(config, type(base.model), dict(base.model), train)
+
+
+def candidates(config: StageT, data: Data | DataShape) -> dict[str, StageT]:
+    """Returns the configs to compare by short names; the first has the rule for the data.
+
+    A neighbouring rule is left out if the config's own keys contradict it, or leave no difference.
+
+    Args:
+        config: A config with `model: auto`.
+        data: See `for_data`.
+    """
+    shape = data if isinstance(data, DataShape) else DataShape.of(data, config.train.validation)
+    rule, *others = _settings(shape).items()
+    chosen = {rule[0]: _with(config, TwoTowerConfig, *rule[1])}
+    for name, settings in others:
+        with suppress(ValueError):
+            stage = _with(config, TwoTowerConfig, *settings)
+            if stage not in chosen.values():
+                chosen[name] = stage
+    return chosen
+
+
+def _with(
+    config: StageT, kind: type[RetrievalConfig], model: dict[str, Any], train: dict[str, Any]
+) -> StageT:
+    """Returns a config with a model and its training, but with the config's own keys."""
+    auto = config.model
     own = {key: getattr(auto, key) for key in auto.own or ()}
-    chosen: RetrievalConfig = TwoTowerConfig(**{**model, **own})
-    if base is not None:
-        chosen = type(base.model)(**{**dict(base.model), **own})
-        rules = (_short_sequences, _long_sequences, _sets)
-        train = {key: getattr(base.train, key) for rule in rules for key in rule(shape)[1]}
     keep = config.train.model_fields_set if auto.keep is None else auto.keep
     now = {key: value for key, value in train.items() if key not in keep}
     return config.model_copy(
-        update={"model": chosen, "train": TrainConfig(**{**dict(config.train), **now})}
+        update={
+            "model": kind(**{**model, **own}),
+            "train": TrainConfig(**{**dict(config.train), **now}),
+        }
     )
 
 
@@ -107,7 +139,25 @@ def described(stage: TrainStage) -> str:
     )
 
 
-def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
+def _settings(shape: DataShape) -> dict[str, Settings]:
+    """Returns the settings of the rule for a shape, then those of its neighbours, by name."""
+    sets = {"mean": _sets(shape, is_long=False), "mean with user rows": _sets(shape, is_long=True)}
+    if shape.order == "none":
+        rule = "mean with user rows" if shape.events_per_user > _MANY else "mean"
+        model, train = sets["mean"]
+        settings = {**sets, "mean without neighbours": ({**model, "item_neighbours": 0}, train)}
+    else:
+        rule = "sequence" if shape.events_per_user <= _FEW else "attention"
+        settings = {"sequence": _short_sequences(shape), "attention": _long_sequences(shape)}
+        for name, (model, train) in {"attention": settings["attention"], **sets}.items():
+            settings[f"{name} and transitions"] = (
+                {**model, "terms": (TransitionsConfig(),)},
+                train,
+            )
+    return {rule: settings.pop(rule), **settings}
+
+
+def _short_sequences(shape: DataShape) -> Settings:
     """Returns settings of model and training for ordered events, few per user."""
     return {
         "dim": 128,
@@ -133,7 +183,7 @@ def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def _long_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
+def _long_sequences(shape: DataShape) -> Settings:
     """Returns settings of model and training for ordered events, many per user."""
     return {
         "pooling": AttentionConfig(),
@@ -151,9 +201,8 @@ def _long_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns settings of model and training for events without an order."""
-    is_long = shape.events_per_user > _MANY
+def _sets(shape: DataShape, *, is_long: bool) -> Settings:
+    """Returns settings of model and training that ignore an order, for few or many per user."""
     has_neighbours = not is_long and shape.items <= _MOST_WITH_NEIGHBOURS
     return {
         "dim": 256,

@@ -20,7 +20,7 @@ from recsys.registry import name_of
 from recsys.system.events import emit
 from recsys.tasks.config import TrainConfig, TrainStage
 from recsys.tasks.retrieval.probe import save_candidates, save_probe
-from recsys.tasks.retrieval.training.auto import described, for_data, outgrown
+from recsys.tasks.retrieval.training.auto import candidates, described, for_data, outgrown
 from recsys.tasks.retrieval.training.batches import BatchSource
 from recsys.tasks.retrieval.training.epoch_work import RetrievalEpochWork, Validator
 from recsys.tasks.retrieval.training.pair_weight import is_chosen, without_a_few
@@ -45,13 +45,22 @@ class RetrievalTraining(TrainingSide):
         if isinstance(data, DataShape):
             return chosen
         note_on_primary(f"The config leaves the model to the data: {described(chosen)}.")
-        other = None if earlier is None else outgrown(stage, data, earlier)
-        if other is not None:
+        if earlier is not None and stage.model.minutes:
+            note_on_primary(
+                "That is the earlier model's choice. A run with warm_start=null compares anew."
+            )
+        elif earlier is not None and (other := outgrown(stage, data, earlier)) is not None:
             note_on_primary(
                 f"That is the earlier model's choice; the data would choose now: {other}."
                 " A run with warm_start=null changes to it."
             )
         return chosen
+
+    @classmethod
+    def candidates(cls, stage: StageT, data: Data) -> dict[str, StageT]:
+        """Returns stages to compare before a training, if `model: auto` has `minutes`."""
+        compares = isinstance(stage.model, AutoConfig) and stage.model.minutes
+        return candidates(stage, data) if compares else {}
 
     @classmethod
     def resolved(cls, config: Any, train: TrainConfig, data: Data) -> Any:

@@ -21,10 +21,11 @@ from recsys.models.config import (
     AutoConfig,
     MeanConfig,
     SasRecConfig,
+    TransitionsConfig,
     TwoTowerConfig,
 )
 from recsys.models.inference import embed_queries
-from recsys.tasks.retrieval.training.auto import described, outgrown
+from recsys.tasks.retrieval.training.auto import candidates, described, outgrown
 from recsys.tasks.retrieval.training.sequences import packing
 from recsys.tasks.training_side import DataShape
 
@@ -106,6 +107,31 @@ def test_what_continues_from_an_earlier_model_keeps_its_choice():
     assert night.train.table_learning_rate == earlier.train.table_learning_rate
     assert outgrown(TrainStage(), ORDERED, earlier) is None
     assert outgrown(TrainStage(), LONG, earlier) == described(for_data(TrainStage(), LONG))
+
+
+@pytest.mark.parametrize("shape", [ORDERED, LONG, SETS, dataclasses.replace(SETS, users=9_000)])
+def test_the_first_candidate_is_the_rules_and_all_differ(shape):
+    config = TrainStage(model={"type": "auto", "table_placement": "row"}, train={"epochs": 3})
+    known = candidates(config, shape)
+    assert next(iter(known.values())) == for_data(config, shape)
+    assert len(known) == (3 if shape.order == "none" else 5)
+    for n, stage in enumerate(known.values()):
+        assert stage not in [*known.values()][:n]
+        assert (stage.model.table_placement, stage.train.epochs) == ("row", 3)
+        has_transitions = any(isinstance(term, TransitionsConfig) for term in stage.model.terms)
+        assert not has_transitions or shape.order != "none"
+
+
+def test_candidates_that_the_config_rules_out_are_left_out():
+    odd = TrainStage(model={"type": "auto", "dim": 65})
+    assert [*candidates(odd, LONG)] == [
+        "attention",
+        "attention and transitions",
+        "mean and transitions",
+        "mean with user rows and transitions",
+    ]
+    no_terms = TrainStage(model={"type": "auto", "terms": []})
+    assert "attention and transitions" not in candidates(no_terms, LONG)
 
 
 def test_features_are_read_wherever_there_are_any():
