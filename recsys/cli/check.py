@@ -17,7 +17,7 @@ from typer import Exit, Option
 from recsys.cli.options import ConfigArgument, Force, Json, MaybeCount
 from recsys.cli.show import emit
 from recsys.cli.terminal import Console, progress_bar
-from recsys.errors import RecsysError, UsageError, shown
+from recsys.errors import BusyError, RecsysError, UsageError, shown
 from recsys.formats import counted, moment
 from recsys.system.files import replacing
 from recsys.system.machine import Check, check_root, machine_checks
@@ -220,8 +220,11 @@ def check_config(path: Path | None) -> Iterator[Check]:
         counts += [f"{what}: {table.title}" for what, table in tables.items()]
         yield Check(name, "ok", ", ".join(counts))
         name = "root"
-        yield check_root(config.root_folder)
-        check_home(config.root_folder)
+        try:
+            check_home(config.root_folder)
+            yield check_root(config.root_folder)
+        except BusyError as error:
+            yield Check(name, "ok", str(error))
         if config.beam.runner != "local":
             from recsys.data.ingest.engines import check_engine
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from typer import Argument, Option
 from typer.models import ParameterInfo
+
+from recsys.errors import UsageError
 
 
 def _folder_of_runs(root: str) -> Path:
@@ -85,12 +87,24 @@ def command_of(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
+        _refuse_urls(values.values())
         function(*[values.pop(name) for name in arguments], **values)
 
     taken = [_parameter(parameter, helps) for parameter in parameters]
     command.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
     command.__doc__ = head
     return command
+
+
+def _refuse_urls(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, Path) and re.match("(s3|gs|az):/", str(value)):
+            raise UsageError(
+                "R625",
+                "Only a root and raw files may be in an object store.",
+                "Name a path on this machine, or a model in a bucket by --root.",
+                str(value),
+            )
 
 
 def _docstring(function: Callable[..., None]) -> tuple[str, dict[str, str]]:

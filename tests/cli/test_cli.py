@@ -50,6 +50,14 @@ def test_the_command_line_answers_without_a_heavy_import(arguments, allowed):
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [("s3://b/x", "--out", "v"), ("--out", "gs://b/x")], ids=["argument", "option"]
+)
+def test_a_path_on_the_command_line_is_no_url(words, capsys):
+    assert run_main("publish-vectors", *words) == 2
+    assert "[R625]" in capsys.readouterr().err
+
+
 def test_both_ways_in_print_the_version():
     script = Path(sys.executable).with_name("recsys")
     for words in ([str(script)], [sys.executable, "-m", "recsys"]):

@@ -8,6 +8,8 @@ import pytest
 from commands import SMALL, run_main
 
 from recsys.cli import check as check_module
+from recsys.errors import BusyError
+from recsys.storage import working_folder
 from recsys.system import machine
 from recsys.system.machine import Check
 
@@ -100,6 +102,15 @@ def test_a_root_that_cannot_be_written_fails(tmp_path, root):
     check = checks_of(config_file(tmp_path, root))["root"]
     assert check.state == "fail"
     assert "--set root=DIR" in check.fix
+
+
+def test_a_root_in_use_is_no_failure(tmp_path, monkeypatch):
+    def busy(_):
+        raise BusyError("R601", "One run at a time.", "Wait.", "host, process 7")
+
+    monkeypatch.setattr(working_folder, "check_home", busy)
+    check = checks_of(config_file(tmp_path))["root"]
+    assert (check.state, "process 7" in check.message) == ("ok", True)
 
 
 def test_a_full_disk_is_no_matter_of_rights(tmp_path, monkeypatch):
