@@ -57,6 +57,19 @@ def following_items(
         Item rows `[item rows, n]` int32, the greatest weight first, padded with 0; and their
         weights `[item rows, n]` float32.
     """
+    known = known_lists(events, is_item)
+    return as_arrays(transition_weights(known, len(is_item), n, reach, shrinkage), n)
+
+
+def known_lists(events: KeptEvents, is_item: np.ndarray) -> RaggedRows:
+    """Returns the item rows of each user's events, without rows that are no items.
+
+    If there are more than 17 million events, they are those of an even sample of users.
+
+    Args:
+        events: The events that training sees.
+        is_item: Whether each item row is an item `[item rows]` bool.
+    """
     stride = -(-len(events) // _MOST_EVENTS) or 1
     lists = [
         RaggedRows(part.item_row, part.offsets).select(np.arange(0, len(part.offsets) - 1, stride))
@@ -64,8 +77,7 @@ def following_items(
     ]
     rows = np.concatenate([np.zeros(0, np.int32), *(part.rows for part in lists)])
     ends = np.cumsum([0, *np.concatenate([np.diff(part.offsets) for part in lists])])
-    known = of_items(RaggedRows(rows, ends.astype(np.int64)), is_item)
-    return as_arrays(transition_weights(known, len(is_item), n, reach, shrinkage), n)
+    return of_items(RaggedRows(rows, ends.astype(np.int64)), is_item)
 
 
 def of_items(lists: RaggedRows, is_item: np.ndarray) -> RaggedRows:

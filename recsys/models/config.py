@@ -79,6 +79,23 @@ class TransitionsConfig(TermConfig):
     """Factor of the term in the score; `null`: chosen on held-back events after training."""
 
 
+class EaseConfig(TermConfig):
+    """Scores of the items that go together with those of a history, by EASE."""
+
+    rank: PositiveInt = 512
+    """Width of the vectors that are computed for items, and number that is added to the width of
+    every vector: how many singular values of the user-item matrix are kept [floats]."""
+    regularisation: PositiveFloat = 200.0
+    """Strength of the regularisation of the weights between items."""
+    weight: NonNegativeFloat | None = None
+    """Factor of the term in the score; `null`: chosen on held-back events after training."""
+
+    @property
+    def columns(self) -> int:
+        """The vectors."""
+        return self.rank
+
+
 class BagWeightsConfig(TermConfig):
     """Weights of tokens by inverse document frequency."""
 
@@ -272,7 +289,7 @@ class RetrievalConfig(QueryConfig):
     """Number of most co-occurring items that are averaged with an item in the candidate tower
     (LightGCN); 0: none [items]."""
     terms: tuple[Annotated[Any, Choice("term")], ...] = ()
-    """More terms of the score: `transitions`, or those of plugins, as `[{type: name, …}]`."""
+    """More terms of the score: `transitions`, `ease`, or a plugin's, as `[{type: name, …}]`."""
     temperature: PositiveFloat = 0.15
     """Divisor of the similarity in the loss."""
     learn_temperature: bool = False
@@ -625,3 +642,24 @@ class AutoConfig(RetrievalConfig):
     """Keys of `train` that the choice leaves unchanged; `null`: those that the config sets."""
     own: tuple[str, ...] | None = None
     """Keys of the model that the choice leaves unchanged; `null`: those that the config sets."""
+
+
+class EaseModelConfig(AutoConfig):
+    """EASE as a model: the score is that of the term `ease`.
+
+    Keys that the config sets take precedence, as with `auto`.
+    """
+
+
+class TransitionsModelConfig(AutoConfig):
+    """Transitions as a model: the score is that of the term `transitions`.
+
+    Keys that the config sets take precedence, as with `auto`.
+    """
+
+
+class IalsModelConfig(AutoConfig):
+    """Implicit ALS as a model: least squares, and users solved from their histories.
+
+    Keys that the config sets take precedence, as with `auto`.
+    """

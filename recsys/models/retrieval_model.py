@@ -23,7 +23,7 @@ from recsys.models.history_lookups import RetrievalLookups
 from recsys.models.inputs import ModelSpec
 from recsys.models.layers import Latest, LogTemperature
 from recsys.models.lookups import Tables
-from recsys.models.terms import Tensors
+from recsys.models.terms import Tensors, Term
 
 REGULARIZATION, OF_LAYERS = "regularization", "added_losses"
 """Names of the weights' regularizers and of the losses that layers add by `add_loss`."""
@@ -304,7 +304,11 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         features, of_terms = self.without_terms(features)
         vectors = self._compared(self._queries(features, training))
         read = {**inputs, **of_terms}
-        return _joined(vectors, [x.of_query(read, vectors) for x in self.terms.values()])
+        terms = self._terms_of_vectors(training)
+        return _joined(vectors, [x.of_query(read, vectors) for x in terms])
+
+    def _terms_of_vectors(self, training: bool) -> list[Term]:
+        return [x for x in self.terms.values() if x.in_training or not training]
 
     def _candidate_vectors(
         self, inputs: Tensors, features: Tensors, training: bool
@@ -314,7 +318,8 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         for term in self.terms.values():
             features["id_row"] = term.item_row(features["id_row"], read)
         vectors = self._compared(self._candidates(features, training))
-        return _joined(vectors, [x.of_candidate(read, vectors) for x in self.terms.values()])
+        terms = self._terms_of_vectors(training)
+        return _joined(vectors, [x.of_candidate(read, vectors) for x in terms])
 
     def compute_loss(
         self,

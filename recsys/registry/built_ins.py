@@ -12,6 +12,11 @@ BUILT_INS = {
     },
     "model": {
         "auto": "recsys.tasks.retrieval.training.auto:AutoModel AutoConfig",
+        "ease": "recsys.tasks.retrieval.training.presets:EaseModel EaseModelConfig",
+        "transitions": (
+            "recsys.tasks.retrieval.training.presets:TransitionsModel TransitionsModelConfig"
+        ),
+        "ials": "recsys.tasks.retrieval.training.presets:IalsModel IalsModelConfig",
         "two_tower": "recsys.models.two_tower:TwoTower TwoTowerConfig",
         "dlrm": "recsys.models.dlrm:Dlrm recsys.models.ranking_config:DlrmConfig",
         "dcn_v2": "recsys.models.dcn:DcnV2 recsys.models.ranking_config:DcnV2Config",
@@ -38,6 +43,7 @@ BUILT_INS = {
         "item_bias": "recsys.models.terms.item_bias:ItemBias ItemBiasConfig",
         "item_age": "recsys.models.terms.item_age:ItemAge ItemAgeConfig",
         "transitions": "recsys.models.terms.transitions:TransitionTerm TransitionsConfig",
+        "ease": "recsys.models.terms.ease:EaseTerm EaseConfig",
     },
     "loss": {
         "bilateral_softmax": "recsys.losses.softmax:BilateralSoftmax",

@@ -259,8 +259,8 @@ class TrainStage(Stage):
     used."""
     model: Annotated[Any, Choice("model", "two_tower")] = AutoConfig()
     """The model: `two_tower`, which is implied if one of its keys is set; a model of a plugin,
-    `{type: name, …}`; or `auto`, which chooses the model, and the keys of `train` that are not
-    set, from the data."""
+    `{type: name, …}`; `auto`, which chooses the model, and the keys of `train` that are not set,
+    from the data; or a baseline: `ease`, `transitions` or `ials`."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
     mesh: MeshConfig | None = None

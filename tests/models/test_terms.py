@@ -60,6 +60,25 @@ class PopularAndLoyal(recsys.Term):
         return ops.concatenate([self.scale * log, read["loyal"]], axis=-1)
 
 
+def test_ease_adds_the_weights_with_the_history_but_not_in_training():
+    options = {"widths": None, "similarity": "dot", "pooling": "mean"}
+    model, x = build(**options, terms=({"type": "ease", "rank": 3},)), batch()
+    x["id_row"] = np.arange(ITEMS, dtype=np.int32)
+    rng, term = np.random.default_rng(0), model.terms["ease"]
+    vectors = rng.uniform(-0.5, 0.5, (ITEMS, 3)).astype(np.float32)
+    vectors[0] = 0
+    term.vectors.assign(vectors)
+    trained = run(model, "call", x, training=True)
+    plain = trained["query"] @ trained["candidate"].T
+    term.weight.assign(2.0)
+    query, item = (run(model, f"embed_{side}", x) for side in ("query", "candidate"))
+    weights = vectors @ (vectors / (1 - np.square(vectors).sum(axis=1, keepdims=True))).T
+    added = np.stack([weights[items].sum(axis=0) for items in x["history"]])
+    np.testing.assert_allclose(query @ item.T, plain + 2 * added, atol=1e-5)
+    assert query.shape[1] == trained["query"].shape[1] + 3 == model.config.vector_dim
+    np.testing.assert_array_equal(run(model, "call", x, training=True)["query"], trained["query"])
+
+
 CHOSEN = {"type": "popular_and_loyal", "shift": 0.5}
 
 

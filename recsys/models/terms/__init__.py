@@ -75,9 +75,11 @@ class Term(keras.layers.Layer):
 
     Attributes:
         Config: Type of the config.
+        in_training: Whether training sees what the term appends to the vectors.
     """
 
     Config: ClassVar[type[Any]] = TermConfig
+    in_training: ClassVar[bool] = True
 
     def __init__(self, options: Any, spec: ModelSpec, name: str | None = None) -> None:
         super().__init__(name=name or registry.name_of("term", options))

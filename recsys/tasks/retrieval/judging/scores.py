@@ -66,7 +66,7 @@ class PairedProducts:
 
     Attributes:
         products: The dot products.
-        added: Summands `[queries, item rows]` float32 in CSR, each item once.
+        added: Summands `[queries, item rows]` float32 in CSR, each item once; None: none.
     """
 
     products: DotProducts
@@ -74,7 +74,10 @@ class PairedProducts:
 
     def scores(self, block: slice) -> np.ndarray:
         """Returns the scores `[queries of the block, item rows]` float32."""
-        scores, added = np.array(self.products.scores(block)), self.added[block]
+        scores = np.array(self.products.scores(block))
+        if self.added is None:
+            return scores
+        added = self.added[block]
         owner = np.repeat(np.arange(len(scores)), np.diff(added.indptr))
         scores[owner, added.indices] += added.data
         return scores

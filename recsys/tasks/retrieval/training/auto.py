@@ -33,6 +33,7 @@ from recsys.formats import counted
 from recsys.models.config import (
     AttentionConfig,
     AutoConfig,
+    EaseConfig,
     RetrievalConfig,
     SasRecConfig,
     TransitionsConfig,
@@ -40,11 +41,10 @@ from recsys.models.config import (
 )
 from recsys.registry import register_model
 from recsys.tasks.config import ScheduleConfig, TrainConfig, TrainStage
+from recsys.tasks.retrieval.training.presets import PRESETS, Settings
 from recsys.tasks.training_side import DataShape
 
 StageT = TypeVar("StageT", bound=TrainStage)
-Settings = tuple[dict[str, Any], dict[str, Any]]
-"""Settings of a model, and of its training."""
 
 
 @register_model("auto")
@@ -55,8 +55,9 @@ class AutoModel:
 def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = None) -> StageT:
     """Returns a config with the model for the data, and the training for the model.
 
-    A config that names a model is returned unchanged. `minutes` has no effect: `recsys train` and
-    `recsys run` compare, with `recsys.training.model_choice`.
+    A config that names a model is returned unchanged, unless it is a baseline, which stands for
+    settings of the two towers (`recsys.tasks.retrieval.training.presets`). `minutes` has no effect:
+    `recsys train` and `recsys run` compare, with `recsys.training.model_choice`.
 
     Args:
         config: A whole `recsys.Config`, or its part `TrainStage`.
@@ -69,8 +70,9 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
         return config
     shape = data if isinstance(data, DataShape) else DataShape.of(data, config.train.validation)
     if base is None:
-        return _with(config, TwoTowerConfig, *next(iter(_settings(shape).values())))
-    every = _settings(dataclasses.replace(shape, order="file")).values()
+        return _with(config, TwoTowerConfig, *next(iter(_settings(auto, shape).values())))
+    rules = _settings(AutoConfig(), dataclasses.replace(shape, order="file")).values()
+    every = (*rules, *(make(shape) for make in PRESETS.values()))
     train = {key: getattr(base.train, key) for _, of_one in every for key in of_one}
     return _with(config, type(base.model), dict(base.model), train)
 
@@ -85,7 +87,7 @@ def candidates(config: StageT, data: Data | DataShape) -> dict[str, StageT]:
         data: See `for_data`.
     """
     shape = data if isinstance(data, DataShape) else DataShape.of(data, config.train.validation)
-    rule, *others = _settings(shape).items()
+    rule, *others = _settings(config.model, shape).items()
     chosen = {rule[0]: _with(config, TwoTowerConfig, *rule[1])}
     for name, settings in others:
         with suppress(ValueError):
@@ -139,8 +141,14 @@ def described(stage: TrainStage) -> str:
     )
 
 
-def _settings(shape: DataShape) -> dict[str, Settings]:
-    """Returns the settings of the rule for a shape, then those of its neighbours, by name."""
+def _settings(auto: AutoConfig, shape: DataShape) -> dict[str, Settings]:
+    """Returns the settings of the rule for a shape, then those of its neighbours, by name.
+
+    A baseline has no neighbours.
+    """
+    name = registry.name_of("model", auto)
+    if name in PRESETS:
+        return {name: PRESETS[name](shape)}
     sets = {"mean": _sets(shape, is_long=False), "mean with user rows": _sets(shape, is_long=True)}
     if shape.order == "none":
         rule = "mean with user rows" if shape.events_per_user > _MANY else "mean"
@@ -204,6 +212,8 @@ def _long_sequences(shape: DataShape) -> Settings:
 def _sets(shape: DataShape, *, is_long: bool) -> Settings:
     """Returns settings of model and training that ignore an order, for few or many per user."""
     has_neighbours = not is_long and shape.items <= _MOST_WITH_NEIGHBOURS
+    # Its weights of items without events are 0, which puts them below all others.
+    has_ease = shape.items <= _MOST_WITH_EASE and not shape.has_new_items
     return {
         "dim": 256,
         "user_id": is_long,
@@ -212,6 +222,7 @@ def _sets(shape: DataShape, *, is_long: bool) -> Settings:
         "history_dropout": 0.5 if is_long else 0.0,
         "item_bias": True,
         "item_neighbours": 16 if has_neighbours else 0,
+        "terms": (EaseConfig(),) if has_ease else (),
         "widths": () if shape.has_features else None,
         "id_dropout": 0.1 if shape.has_features else 0.0,
         "item_id_dropout": (0.3 if is_long else 0.5) if shape.has_new_items else None,
@@ -237,6 +248,8 @@ _FEW, _MANY = 20, 80
 _MOST_WITH_NEIGHBOURS = 1_000_000
 """Maximum number of items for neighbours: each device holds the neighbours of all items, 8 bytes
 each."""
+_MOST_WITH_EASE = 20_000
+"""Maximum number of items for EASE, whose vectors triple the width of a model's."""
 _EVENTS_PER_POSITION = 4
 """Minimum number of events per position of a history: a batch has at least one history."""
 _ENOUGH = 12_000_000

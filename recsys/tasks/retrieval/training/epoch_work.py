@@ -39,7 +39,7 @@ from recsys.tasks.retrieval.judging.queries import (
 )
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.ranking_devices import embedded_catalogue
-from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts, Scorer
+from recsys.tasks.retrieval.judging.scores import Candidates, DotProducts, PairedProducts, Scorer
 from recsys.tasks.retrieval.training.pair_weight import MOST_QUERIES, choose_weight, is_chosen
 from recsys.tasks.retrieval.training.sampling import HardNegatives
 from recsys.tasks.training_side import Batches, EpochWork
@@ -81,7 +81,7 @@ class RetrievalEpochWork(EpochWork):
         return self._held.metrics(self._inference)
 
     def settle(self) -> None:
-        """Updates what is computed from the current vectors, also the weight of transitions."""
+        """Updates what is computed from the current vectors, also the weights of terms."""
         catalogue = self.inputs.catalogue
         is_trained = (self.inputs.items.row_counts > 0) & catalogue.is_item
 
@@ -93,7 +93,7 @@ class RetrievalEpochWork(EpochWork):
 
         self.model.settle(trained())
         if self._held is not None and is_chosen(self.stage.model):
-            self._held.choose_weight(self._inference)
+            self._held.choose_weights(self._inference)
 
     def begin(self, step: int, batches: Batches) -> None:
         """Uses the hard negatives of the epoch of `step`, if it has any.
@@ -257,10 +257,8 @@ class Validator:
         Args:
             towers: The towers of the current model.
         """
-        queries, products = self.queries, self._products(towers)
-        scorer: Scorer = products
-        if (transitions := towers.model.transitions) is not None:
-            scorer = PairedProducts(products, transitions.of_histories(self._histories))
+        queries, paired = self.queries, self._scores(towers)
+        scorer: Scorer = paired.products if paired.added is None else paired
         is_item = self._inputs.catalogue.is_item
         ranks = rank(scorer, queries.positives, self._hidden, is_item, min(self._ks)).ranks
         lists = RankedLists(ranks, queries.positives.owner(), len(queries))
@@ -271,25 +269,40 @@ class Validator:
             name: float(per_user(values[name], user, len(users)).mean()) for name in [*names, "mrr"]
         }
 
-    def choose_weight(self, towers: Inference) -> None:
-        """Sets the weight of the model's transitions, see `pair_weight.choose_weight`."""
-        term = towers.model.terms["transitions"]
+    def choose_weights(self, towers: Inference) -> None:
+        """Sets the weights of the model's terms that have no fixed one, see `pair_weight`."""
         part = slice(0, MOST_QUERIES)
-        products, added = self._products(towers), term.scores().of_histories(self._histories[part])
-        paired = PairedProducts(dataclasses.replace(products, query=products.query[part]), added)
-        lists = self.queries.positives.part(part), self._hidden.part(part)
-        user, is_item = self.queries.user[part], self._inputs.catalogue.is_item
-        term.weight.assign(choose_weight(paired, *lists, user, is_item))
+        queries, is_item = self.queries, self._inputs.catalogue.is_item
+        lists = queries.positives.part(part), self._hidden.part(part), queries.user[part]
+        candidates: Candidates | None = None
+        for term in towers.model.terms.values():
+            if getattr(term.options, "weight", 0.0) is not None:
+                continue
+            term.weight.assign(0.0)
+            zero = self._scores(towers, part, candidates)
+            candidates = zero.products.candidates
+            term.weight.assign(1.0)
+            one = self._scores(towers, part, candidates)
+            term.weight.assign(choose_weight(zero, one, *lists, is_item))
 
-    def _products(self, towers: Inference) -> DotProducts:
-        """Returns the similarities of the queries with all items."""
-        layout = keras.distribution.distribution()
-        # With several processes, none holds all candidates.
-        is_split = jax.process_count() > 1 and layout is not None
-        mesh = layout.device_mesh.backend_mesh if is_split else None
-        user_row = self.queries.user_row
-        embedded = towers.queries(user_row, self._histories, self._inputs, self._given)
-        return DotProducts(embedded, embedded_catalogue(towers, self._inputs, mesh))
+    def _scores(
+        self,
+        towers: Inference,
+        part: slice = slice(None),
+        candidates: Candidates | None = None,
+    ) -> PairedProducts:
+        """Returns the scores of all items for some of the queries."""
+        history, given = self._histories[part], {n: x[part] for n, x in self._given.items()}
+        query = towers.queries(self.queries.user_row[part], history, self._inputs, given)
+        if candidates is None:
+            layout = keras.distribution.distribution()
+            # With several processes, none holds all candidates.
+            is_split = jax.process_count() > 1 and layout is not None
+            mesh = layout.device_mesh.backend_mesh if is_split else None
+            candidates = embedded_catalogue(towers, self._inputs, mesh)
+        transitions = towers.model.transitions
+        added = None if transitions is None else transitions.of_histories(history)
+        return PairedProducts(DotProducts(query, candidates), added)
 
 
 def _since(events: KeptEvents, since: int | None) -> KeptEvents:

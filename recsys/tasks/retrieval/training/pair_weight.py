@@ -1,11 +1,13 @@
-"""The weight of transitions in a model's score, chosen on held-back events.
+"""The weights of counted terms in a model's score, chosen on held-back events.
 
-A model that has trained on an event ranks it too high without any transitions, so events must be
-held back: those of `train.validation` or, without a validation, a few that are drawn in the same
-way as the events that the run is judged on.
+A model that has trained on an event ranks it too high without the term, so events must be held
+back: those of `train.validation` or, without a validation, a few that are drawn in the same way as
+the events that the run is judged on.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
@@ -20,10 +22,9 @@ from recsys.data.hold_out import (
 )
 from recsys.data.split import SplitRule
 from recsys.metrics import per_user
-from recsys.models.config import TransitionsConfig
-from recsys.ragged import RaggedRows, ranges
+from recsys.ragged import RaggedRows, ranges, slices
 from recsys.tasks.retrieval.judging.ranking import rank
-from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts
+from recsys.tasks.retrieval.judging.scores import PairedProducts, Scorer
 
 MOST_QUERIES = 2000
 """Maximum number of queries on which a weight is chosen, and of events or users held back."""
@@ -34,12 +35,13 @@ _STEPS = 2.0 ** np.arange(-5, 5)
 """Weights to try, besides 0, in units of the scores' spread."""
 _HALF_STEPS = 2.0 ** np.array([-0.5, 0.5])
 """Weights to try then, in units of the best one."""
+_BLOCK_SCORES = 2**24
+"""Maximum number of scores in memory, three times; 64 MiB of float32."""
 
 
 def is_chosen(config: object) -> bool:
-    """Returns whether a model's config leaves the weight of its transitions to the training."""
-    terms = getattr(config, "terms", ())
-    return any(isinstance(term, TransitionsConfig) and term.weight is None for term in terms)
+    """Returns whether a model's config leaves the weight of a term to the training."""
+    return any(getattr(term, "weight", 0.0) is None for term in getattr(config, "terms", ()))
 
 
 def without_a_few(events: EventLog, split: SplitRule) -> KeptEvents:
@@ -86,7 +88,8 @@ def _last_of_a_few(events: EventLog) -> np.ndarray:
 
 
 def choose_weight(
-    paired: PairedProducts,
+    zero: PairedProducts,
+    one: PairedProducts,
     positives: RaggedRows,
     hidden: RaggedRows,
     user: np.ndarray,
@@ -95,37 +98,59 @@ def choose_weight(
     """Returns the weight with the highest mean over the users of 1 / log2(1 + rank).
 
     Weights are tried as multiples of the ratio of two means over the queries: the standard
-    deviation of the similarities with all items, and the highest summand. The answer is 0 unless
-    the best weight is ahead of it by more than a standard error over the users, and for fewer than
-    100 positives.
+    deviation of the scores of all items without the term, and the highest summand. The answer is 0
+    unless the best weight is ahead of it by more than a standard error over the users, and for
+    fewer than 100 positives.
 
     Args:
-        paired: The similarities, and the summands for a weight of 1.
+        zero: The scores without the term.
+        one: The scores for a weight of 1, with the same candidates.
         positives: Held-back item rows of each query, at least one.
         hidden: Item rows to leave out of each list.
         user: User of each query `[queries]`.
         is_item: Whether each item row is an item `[item rows]` bool.
     """
-    products, added = paired.products, paired.added
-    highest = added.max(axis=1).toarray()
     users, place = np.unique(user, return_inverse=True)
-    if len(positives.rows) < _FEWEST or len(users) < 2 or not highest.any():
+    if len(positives.rows) < _FEWEST or len(users) < 2:
+        return 0.0
+    unit = _unit(zero, one, is_item)
+    if not unit:
         return 0.0
     owner, counts = positives.owner(), np.diff(positives.offsets)
 
     def gains(weight: float) -> np.ndarray:
         """Returns the mean of each user."""
-        scorer = PairedProducts(products, added * np.float32(weight))
-        ranks = rank(scorer, positives, hidden, is_item, 1).ranks
+        ranks = rank(_weighed(zero, one, weight), positives, hidden, is_item, 1).ranks
         of_query = np.bincount(owner, 1 / np.log2(1 + ranks), len(counts)) / counts
         return per_user(of_query, place, len(users))
 
-    sample = DotProducts(products.query[:: max(1, len(positives) // 100)], products.candidates)
-    spread = sample.scores(slice(0, len(sample.query)))[:, is_item].std(axis=1)
-    unit = float(spread.mean() / highest[highest > 0].mean())
     tried = {weight: gains(weight) for weight in [0.0, *(unit * _STEPS).tolist()]}
     best = max(tried, key=lambda weight: tried[weight].mean())
     tried |= {weight: gains(weight) for weight in (best * _HALF_STEPS).tolist() if weight}
     best = max(tried, key=lambda weight: tried[weight].mean())
     ahead = tried[best] - tried[0.0]
     return best if ahead.mean() > ahead.std(ddof=1) / np.sqrt(len(users)) else 0.0
+
+
+def _unit(zero: PairedProducts, one: PairedProducts, is_item: np.ndarray) -> float:
+    """Returns the spread of scores relative to the highest summands; 0 without summands."""
+    n, spread, highest = len(zero.products.query), [], []
+    for block in slices(n, max(1, _BLOCK_SCORES // len(is_item))):
+        scores = zero.scores(block)[:, is_item]
+        spread.append(scores.std(axis=1))
+        highest.append((one.scores(block)[:, is_item] - scores).max(axis=1, initial=0.0))
+    largest = np.concatenate(highest)
+    sample = np.concatenate(spread)[:: max(1, n // 100)]
+    return float(sample.mean() / largest[largest > 0].mean()) if largest.any() else 0.0
+
+
+def _weighed(zero: PairedProducts, one: PairedProducts, weight: float) -> Scorer:
+    """Returns the scores for another weight, of which they are a linear function."""
+    share, query = np.float32(weight), zero.products.query
+    products = dataclasses.replace(
+        zero.products, query=query + share * (one.products.query - query)
+    )
+    if one.added is None:
+        return products
+    before = one.added * np.float32(0) if zero.added is None else zero.added
+    return PairedProducts(products, before + (one.added - before) * share)

@@ -14,6 +14,7 @@ from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.data.catalogue import FeatureBags
 from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.models.config import (
+    EaseConfig,
     HstuConfig,
     ItemAgeConfig,
     LigrConfig,
@@ -76,6 +77,7 @@ _WITHOUT_FEATURES = {
     # Dots as large as these differ in float32 by more than cosines do.
     "large": {"widths": None, "similarity": "dot"},
     "sasrec": {**BARE, "pooling": SasRecConfig(layers=2, heads=2)},
+    "ease": {"widths": None, "terms": (EaseConfig(rank=5),)},
 }
 
 _EXPORTED = ("sequence", "ages")
@@ -123,6 +125,10 @@ def write_model(folder, options, data):
         model.terms["item_age"].moments.assign(_MOMENTS)
     if "bag_weights" in model.terms:
         model.terms["bag_weights"].adapt(None, inputs)
+    if "ease" in model.terms:
+        vectors = 0.3 * np.asarray(model.terms["ease"].vectors)
+        vectors[0] = 0
+        model.terms["ease"].vectors.assign(vectors)  # Shorter than 1.
     model.settle([embed_catalogue(model, inputs)])
     loss = "sampled_softmax" if config.trains_on_history else "least_squares"
     save_model(folder, model, TrainStage(model=config, train=TrainConfig(loss=loss)), data)
@@ -166,7 +172,7 @@ def worlds(request, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED, "times", "ligr"))
+@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED, "times", "ligr", "ease"))
 def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
     folder = worlds[kind]
     found = np.load(folder / f"found-model-{kind}.npz")

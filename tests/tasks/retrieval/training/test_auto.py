@@ -6,6 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from baseline_worlds import data_of, scores_of
 from hypothesis import given
 from hypothesis import strategies as st
 from training_runs import train_here
@@ -16,15 +17,19 @@ from recsys.config import Config, Order, TrainStage
 from recsys.config.load import load_stage
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
+from recsys.losses.squares import LeastSquares
 from recsys.models.config import (
     AttentionConfig,
     AutoConfig,
+    EaseConfig,
+    FoldInConfig,
     MeanConfig,
     SasRecConfig,
     TransitionsConfig,
     TwoTowerConfig,
 )
 from recsys.models.inference import embed_queries
+from recsys.tasks.retrieval.judging.item_baselines import Ease, Transitions
 from recsys.tasks.retrieval.training.auto import candidates, described, outgrown
 from recsys.tasks.retrieval.training.sequences import packing
 from recsys.tasks.training_side import DataShape
@@ -190,6 +195,57 @@ def test_neighbours_are_left_out_where_every_device_would_hold_too_many():
     assert for_data(TrainStage(), many).model.item_neighbours == 0
     asked = TrainStage(model={"type": "auto", "item_neighbours": 8})
     assert for_data(asked, many).model.item_neighbours == 8
+
+
+def test_ease_is_added_for_sets_of_few_items_that_have_events():
+    many, new = (dataclasses.replace(SETS, **x) for x in ({"items": 20_001}, {"new_items": 500}))
+    chosen = {shape: for_data(TrainStage(), shape).model.terms for shape in (SETS, many, new)}
+    assert chosen == {SETS: (EaseConfig(),), many: (), new: ()}
+    assert EaseConfig() not in for_data(TrainStage(), ORDERED).model.terms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("ease", {"terms": [{"type": "ease", "regularisation": 5.0, "weight": 10_000.0}]}),
+        ("transitions", {}),
+    ],
+)
+def test_a_baseline_as_a_model_ranks_as_the_baseline(model, options, tmp_path):
+    n, of_a_user = 60, 5
+    rule = SplitRule("random", "none") if model == "ease" else SplitRule("last_out", "file")
+    folder = write_world(tmp_path / "data", rule, n_users=n, of_a_user=of_a_user)
+    train_here({"model": {"type": model, **options}}, folder, tmp_path / "model")
+    data, saved = open_data(folder), load_model(tmp_path / "model")
+    assert isinstance(saved.model.config, TwoTowerConfig)
+    lists = np.concatenate([part.item_row for part in data.train.shards]).reshape(n, of_a_user)
+    baseline = Ease(regularisation=5.0) if model == "ease" else Transitions()
+    expected = scores_of(baseline.fit(data_of(lists, 41, log=data.train)), lists)
+    history = np.zeros((n, saved.model.config.history), np.int32)
+    history[:, :of_a_user] = lists[:, ::-1]
+    query = embed_queries(saved.model, np.zeros(n, np.int32), history, saved.inputs)
+    found = query @ np.load(tmp_path / "model" / "candidates.npy").T
+    if (pairs := saved.model.transitions) is not None:
+        found += pairs.of_histories(history).toarray()
+    n_apart = 0
+    for user, own in enumerate(lists):
+        others = np.setdiff1d(np.flatnonzero(expected[user] > 0), own)
+        best = others[np.argsort(-expected[user, others], kind="stable")]
+        is_apart = -np.diff(expected[user, best]) > 1e-3
+        assert (np.diff(found[user, best])[is_apart] < 0).all()
+        n_apart += is_apart.sum()
+    assert n_apart > n
+
+
+def test_a_baseline_as_a_model_keeps_the_keys_of_the_config():
+    stage = TrainStage(model={"type": "ials", "dim": 32}, train={"epochs": 2})
+    for shape in (ORDERED, SETS):
+        chosen = for_data(TrainStage.model_validate_json(stage.model_dump_json()), shape)
+        assert isinstance(chosen.model.encoder, FoldInConfig)
+        assert isinstance(chosen.train.loss, LeastSquares)
+        assert (chosen.model.dim, chosen.train.epochs) == (32, 2)
+        chosen.model.check(chosen.train)
 
 
 @given(

@@ -27,9 +27,10 @@ def chosen(share, seed=0, n=_N, user=None):
         (np.full(_N, 0.01, np.float32), (np.arange(_N), at)), shape=(_N, _ITEMS)
     )
     lists = RaggedRows(positives.astype(np.int32), np.arange(_N + 1))
-    paired = PairedProducts(DotProducts(query[:n], items), summands[:n])
+    products = DotProducts(query[:n], items)
+    zero, one = PairedProducts(products, None), PairedProducts(products, summands[:n])
     is_item = np.arange(_ITEMS) > 0
-    return choose_weight(paired, lists.part(slice(0, n)), RaggedRows.empty(n), user, is_item)
+    return choose_weight(zero, one, lists.part(slice(0, n)), RaggedRows.empty(n), user, is_item)
 
 
 def test_a_weight_is_as_large_as_the_summands_are_right():
@@ -85,3 +86,14 @@ def test_training_sets_the_counts_and_the_weight(data, weight, tmp_path):
     assert scores.of_histories(history).toarray().argmax() == 8
     found = float(model.terms["transitions"].weight.value)
     assert found == weight if weight else found > 0
+
+
+def test_the_weight_of_ease_is_chosen_with_that_of_transitions(data, tmp_path):
+    terms = ({"type": "transitions"}, {"type": "ease", "rank": 8})
+    config = TwoTowerConfig(dim=4, history=4, widths=None, terms=terms)
+    model = recsys.TwoTower.from_config(config, data.spec)
+    recsys.Trainer(TrainConfig(epochs=1, batch_size=512, uniform_negatives=16), tmp_path).fit(
+        model, data
+    )
+    assert float(model.terms["transitions"].weight.value) > 0
+    assert 0 < np.square(np.asarray(model.terms["ease"].vectors)).sum(axis=1).max() < 1

@@ -1,0 +1,70 @@
+"""EASE: weights of pairs of items that best reconstruct the users' sets of items, by vectors.
+
+The weights B minimise |X - X B|² + regularisation |B|² with a diagonal of 0, for the user-item
+matrix X. With P = (XᵀX + regularisation I)⁻¹ they are `B_ij = -P_ij / P_jj` (Steck, "Embarrassingly
+Shallow Autoencoders for Sparse Data", WWW 2019, eq. 8). If X = U S Vᵀ, then P is proportional to
+I - F Fᵀ with F = V S (S² + regularisation I)^-½, so that
+
+    B_ij = F_i · F_j / (1 - |F_j|²)    for i ≠ j
+
+which are dot products of short vectors if only the largest singular values are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from recsys.data.hold_out import KeptEvents
+from recsys.data.neighbours import as_sets
+from recsys.data.transitions import known_lists
+
+_MORE = 32
+"""Vectors of the randomised decomposition besides those that are kept."""
+_ROUNDS = 4
+"""Power iterations of the randomised decomposition."""
+
+
+def ease_vectors(
+    events: KeptEvents, is_item: np.ndarray, dim: int, regularisation: float
+) -> np.ndarray:
+    """Returns the vectors F of all item rows `[item rows, dim]` float32; 0 without events.
+
+    Args:
+        events: The events that training sees.
+        is_item: Whether each item row is an item `[item rows]` bool; others are left out.
+        dim: Width of the vectors. With fewer users or items, the last numbers are 0.
+        regularisation: Strength of the regularisation.
+    """
+    lists, out = known_lists(events, is_item), np.zeros((len(is_item), dim), np.float32)
+    rows = np.unique(lists.rows)
+    if not len(rows):
+        return out
+    values, vectors = largest_singular(as_sets(lists, len(is_item))[:, rows], dim)
+    squares = np.square(values)
+    out[rows, : len(values)] = vectors * np.sqrt(squares / (squares + regularisation))
+    return out
+
+
+def largest_singular(x: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the `n` largest singular values of a sparse matrix, and the right vectors.
+
+    By power iterations from random vectors (Halko, Martinsson and Tropp, "Finding Structure with
+    Randomness", SIAM Review 2011, algorithms 4.4 and 5.1), which are exact for a matrix of `n`
+    rows or columns.
+
+    Args:
+        x: A CSR matrix `[rows, columns]`.
+        n: Number of values, at most.
+
+    Returns:
+        The values `[m]`, the largest first; and the vectors `[columns, m]`, float32.
+    """
+    width = min(n + _MORE, *x.shape)
+    basis = np.random.default_rng(0).standard_normal((x.shape[1], width), np.float32)
+    for _ in range(_ROUNDS):
+        basis = np.linalg.qr(x.T @ (x @ basis))[0]
+    _, values, turns = np.linalg.svd(x @ basis, full_matrices=False)
+    n = min(n, width)
+    return values[:n], basis @ turns[:n].T
