@@ -2,6 +2,7 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +14,10 @@ pytest.importorskip("apache_beam")
 
 import apache_beam as beam
 
-from recsys.data.ingest import spills
+from recsys.data.ingest import read_rows, spills
 from recsys.data.ingest.spills import SpillWriter, read_spills
-from recsys.data.ingest.tasks import LOCAL_RUNNER, run_tasks
+from recsys.data.ingest.tasks import LOCAL_RUNNER, StepProgress, run_tasks
+from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline
 
@@ -80,3 +82,23 @@ def test_tasks_run_at_once_without_another_runner(tmp_path, like):
 
 def batch(texts):
     return pa.RecordBatch.from_pydict({"text": pa.array(texts, pa.string())})
+
+
+def test_a_task_that_is_repeated_reports_the_broken_file_again(tmp_path, monkeypatch):
+    def broken(piece):
+        raise RecsysError("R250", "Whole.", "Repair it.", piece.file)
+
+    monkeypatch.setattr(read_rows, "read_piece", broken)
+    plan = read_rows.ReadPlan("S", tmp_path, tmp_path / "letters", (), 1, None, "user_id", None)
+    progress = {"S": StepProgress(tmp_path / "S.done", "S", 1)}
+    task = 0, 0, SimpleNamespace(file="a.csv")
+    first, again = (
+        [
+            facts["failure"]
+            for _, facts in read_rows._read_piece([plan], progress, tmp_path, None, task)
+            if "failure" in facts
+        ]
+        for _ in range(2)
+    )
+    assert [failure["file"] for failure in first] == ["a.csv"]
+    assert again == first
