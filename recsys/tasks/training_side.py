@@ -206,8 +206,20 @@ class TrainingSide:
         """Returns why a model trained until `until` can't be validated, or None."""
         return None
 
+    def trains_again(self, events: Any, train: TrainConfig) -> bool:
+        """Returns whether a second training follows, on all events.
+
+        Args:
+            events: The events that the first training sees.
+            train: The training loop.
+        """
+        return train.validation is not None and train.validation.refit
+
     def take_over(self, model: Any, validated: Any) -> None:
-        """Gives a model that is trained anew on all events what validation found of `validated`."""
+        """Gives an unbuilt model that is trained anew on all events what the first training found.
+
+        It may change `model.spec` for the time of that training.
+        """
 
     def write(self, folder: Path, model: Any) -> None:
         """Writes files for judging and serving, besides the weights, into a model folder.

@@ -136,25 +136,23 @@ class Trainer:
                 differs from `base` (R390).
         """
         check_backend()
-        validation = self._stage(model, data).train.validation
-        if validation is None or not validation.refit:
-            result = _Fit(self, model, data).run()
-        else:
-            result = self._fit_twice(model, data)
+        fit = _Fit(self, model, data)
+        result = self._fit_twice(fit, model, data) if fit.is_first else fit.run(model)
         # Bypasses Keras, which tracks layers in attributes; `recsys.export` reads it.
         object.__setattr__(model, "training_result", result)
         return result
 
-    def _fit_twice(self, model: LookupModel, data: Data) -> TrainingResult:
-        """Finds the best number of epochs, then trains `model` on all events for as many."""
+    def _fit_twice(self, first: _Fit, model: LookupModel, data: Data) -> TrainingResult:
+        """Finds weights and the number of epochs, then trains `model` on all events with them."""
         stage = self._stage(model, data)
         other = type(model).from_config(stage, data, seed=model.seed)
-        validated = _Fit(self, other, data).run()
+        self._stage(other, data)
+        validated = first.run(other)
         epochs = validated.best_epochs
         note_on_primary(f"Trains anew on all events, also those held back; epochs: {epochs}.")
         side = side_of(stage.model, "training")(stage, data.store, validated.inputs)
         side.take_over(model, other)
-        validated = dataclasses.replace(validated, model=model)
+        validated, spec = dataclasses.replace(validated, model=model), other.spec
         del other  # Its tables would be in memory beside those of the next training.
         gc.collect()
         base = validated.base
@@ -166,7 +164,8 @@ class Trainer:
             tensorboard=self.tensorboard,
             verbose=self.verbose,
         )
-        trained = _Fit(again, model, data).run()
+        trained = _Fit(again, model, data).run(model)
+        model.spec = spec  # Without what `take_over` may have fixed.
         return dataclasses.replace(
             trained,
             stage=validated.stage,
@@ -218,6 +217,14 @@ def _unsuitable(rule: str, cure: str, received: str) -> UsageError:
 
 
 class _Fit:
+    """One training of a run, which may have two.
+
+    Args:
+        trainer: Its settings.
+        model: The model, or one with the same config.
+        data: The data.
+    """
+
     def __init__(self, trainer: Trainer, model: LookupModel, data: Data) -> None:
         in_shares(data.verify)
         stage = trainer._stage(model, data)
@@ -229,7 +236,7 @@ class _Fit:
         inputs = ModelInputs.of_data(data)
         side = side_of(stage.model, "training")(stage, data.store, inputs)
         base, self._cold = choose(trainer.base, stage, data.store, side)
-        self._trainer, self._model, self._base, self._own_stage = trainer, model, base, stage
+        self._trainer, self._base, self._own_stage = trainer, base, stage
         self._folders = RunFolders.of_run(
             trainer.checkpoints,
             stage,
@@ -243,6 +250,7 @@ class _Fit:
         self._mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
         n_parts = self._mesh.shape[0]
         self._events = side.events(train)
+        self.is_first = side.trains_again(self._events, train)
         if error := side.uneven(train, n_parts):
             raise error
         remarks = side.check(self._events, train, n_parts)
@@ -260,8 +268,9 @@ class _Fit:
             if sentence:
                 note_on_primary(sentence)
 
-    def run(self) -> TrainingResult:
-        folders, base = self._folders, self._base
+    def run(self, model: LookupModel) -> TrainingResult:
+        """Trains an unbuilt model, or resumes its training."""
+        folders, base, self._model = self._folders, self._base, model
         with ExitStack() as stack:
             if is_primary():
                 stack.enter_context(folders.locked())
@@ -280,7 +289,7 @@ class _Fit:
                 folders.remove_others()
             self._train(last, best, progress)
         return TrainingResult(
-            model=self._model,
+            model=model,
             stage=self._own_stage,
             inputs=self._inputs,
             events=self._events,

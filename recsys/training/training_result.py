@@ -344,7 +344,7 @@ class TrainingResult:
         base: Earlier model of a warm start; None for a cold start.
         cold: Reason for a cold start despite an earlier model; None otherwise.
         refit: Progress of the training on all events that followed, see
-            `train.validation.refit`; None: there was none.
+            `TrainingSide.trains_again`; None: there was none.
         choice: Record of the comparison that chose the model, see `model.minutes`; None: none.
     """
 
@@ -363,8 +363,9 @@ class TrainingResult:
 
     @property
     def best_epochs(self) -> int:
-        """Number of epochs before the best validation; at least 1."""
-        best = self.progress.best_step or 0
+        """Number of epochs before the best validation, or of all without one; at least 1."""
+        best = self.progress.best_step
+        best = self.progress.step if best is None else best
         return max(1, sum(epoch["step"] <= best for epoch in self.progress.epochs))
 
     @property

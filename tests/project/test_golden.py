@@ -117,7 +117,7 @@ def test_ingest_makes_the_data_of_the_pipeline_byte_by_byte(case, runs, tmp_path
 @pytest.mark.thorough
 def test_the_shipped_run_finds_what_the_readme_says(runs):
     metrics = runs("shipped").result["metrics"]
-    assert round(metrics["recall@10"], 4) == 0.1612
+    assert round(metrics["recall@10"], 4) == 0.1638
     rounded = {
         name: round(figures["recall@10"], 4) for name, figures in metrics["baselines"].items()
     }

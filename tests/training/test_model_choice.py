@@ -193,7 +193,7 @@ def test_a_run_that_ends_after_the_choice_trains_what_was_chosen(
     assert len(calls) == len(FIGURES)  # It compares nothing again.
     assert json.loads((tmp_path / "model" / "training.json").read_text())["choice"] == record
     terms = read_summary(tmp_path / "model")["stage"]["model"]["terms"]
-    assert (record["chosen"], len(terms)) == ("attention and transitions", 1)
+    assert (record["chosen"], len(terms)) == ("mean and transitions", 1)
 
 
 @pytest.mark.slow

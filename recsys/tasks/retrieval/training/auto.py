@@ -154,14 +154,16 @@ def _settings(auto: AutoConfig, shape: DataShape) -> dict[str, Settings]:
         rule = "mean with user rows" if shape.events_per_user > _MANY else "mean"
         model, train = sets["mean"]
         settings = {**sets, "mean without neighbours": ({**model, "item_neighbours": 0}, train)}
+        baseline = "ease" if shape.items <= _MOST_WITH_EASE else ""
     else:
         rule = "sequence" if shape.events_per_user <= _FEW else "attention"
         settings = {"sequence": _short_sequences(shape), "attention": _long_sequences(shape)}
-        for name, (model, train) in {"attention": settings["attention"], **sets}.items():
-            settings[f"{name} and transitions"] = (
-                {**model, "terms": (TransitionsConfig(),)},
-                train,
-            )
+        for name, (model, train) in sets.items():
+            with_transitions = {**model, "terms": (TransitionsConfig(),)}
+            settings[f"{name} and transitions"] = with_transitions, train
+        baseline = "transitions"
+    if baseline and not shape.has_new_items:
+        settings[baseline] = PRESETS[baseline](shape)
     return {rule: settings.pop(rule), **settings}
 
 
@@ -196,6 +198,7 @@ def _long_sequences(shape: DataShape) -> Settings:
     return {
         "pooling": AttentionConfig(),
         "history_tower": True,
+        "terms": (TransitionsConfig(),),
         "widths": (64,),
         "item_bias": True,
         "new_user_share": 0.2,

@@ -99,8 +99,7 @@ def choose_weight(
 
     Weights are tried as multiples of the ratio of two means over the queries: the standard
     deviation of the scores of all items without the term, and the highest summand. The answer is 0
-    unless the best weight is ahead of it by more than a standard error over the users, and for
-    fewer than 100 positives.
+    for fewer than 100 positives.
 
     Args:
         zero: The scores without the term.
@@ -111,25 +110,19 @@ def choose_weight(
         is_item: Whether each item row is an item `[item rows]` bool.
     """
     users, place = np.unique(user, return_inverse=True)
-    if len(positives.rows) < _FEWEST or len(users) < 2:
-        return 0.0
-    unit = _unit(zero, one, is_item)
-    if not unit:
+    if len(positives.rows) < _FEWEST or not (unit := _unit(zero, one, is_item)):
         return 0.0
     owner, counts = positives.owner(), np.diff(positives.offsets)
 
-    def gains(weight: float) -> np.ndarray:
-        """Returns the mean of each user."""
+    def gain(weight: float) -> float:
         ranks = rank(_weighed(zero, one, weight), positives, hidden, is_item, 1).ranks
         of_query = np.bincount(owner, 1 / np.log2(1 + ranks), len(counts)) / counts
-        return per_user(of_query, place, len(users))
+        return float(per_user(of_query, place, len(users)).mean())
 
-    tried = {weight: gains(weight) for weight in [0.0, *(unit * _STEPS).tolist()]}
-    best = max(tried, key=lambda weight: tried[weight].mean())
-    tried |= {weight: gains(weight) for weight in (best * _HALF_STEPS).tolist() if weight}
-    best = max(tried, key=lambda weight: tried[weight].mean())
-    ahead = tried[best] - tried[0.0]
-    return best if ahead.mean() > ahead.std(ddof=1) / np.sqrt(len(users)) else 0.0
+    tried = {weight: gain(weight) for weight in [0.0, *(unit * _STEPS).tolist()]}
+    best = max(tried, key=tried.__getitem__)
+    tried |= {weight: gain(weight) for weight in (best * _HALF_STEPS).tolist() if weight}
+    return max(tried, key=tried.__getitem__)
 
 
 def _unit(zero: PairedProducts, one: PairedProducts, is_item: np.ndarray) -> float:

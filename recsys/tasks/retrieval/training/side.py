@@ -27,6 +27,8 @@ from recsys.tasks.retrieval.training.pair_weight import is_chosen, without_a_few
 from recsys.tasks.retrieval.training.sequences import SequenceSource, packing
 from recsys.tasks.training_side import DataShape, StageT, TrainingSide
 
+_MANY_HELD = 0.01
+"""Share of the events above which a second training sees those that weights held back."""
 _MANY = 0.02
 """Share of users without an order in time above which there is a remark."""
 
@@ -230,6 +232,23 @@ class RetrievalTraining(TrainingSide):
         except RecsysError:
             return "all that validation holds back since its training are items seen before"
         return None
+
+    def trains_again(self, events: KeptEvents, train: TrainConfig) -> bool:
+        """Returns whether a second training follows, also if weights held back many events."""
+        is_held = train.validation is None and len(events.held) > _MANY_HELD * len(events.log)
+        return is_held or super().trains_again(events, train)
+
+    def take_over(self, model: Any, validated: Any) -> None:
+        """Gives a model that is trained anew on all events the weights of terms."""
+        spec, terms = model.spec, []
+        for term in spec.config.terms:
+            found = validated.terms[name_of("term", term)]
+            is_open = getattr(term, "weight", 0.0) is None
+            terms.append(
+                term.model_copy(update={"weight": float(found.weight.value)}) if is_open else term
+            )
+        config = spec.config.model_copy(update={"terms": tuple(terms)})
+        model.spec = spec.model_copy(update={"config": config})
 
     def write(self, folder: Path, model: Any) -> None:
         """Writes the candidates, and queries with embeddings that an export must reproduce."""

@@ -119,7 +119,7 @@ def test_the_first_candidate_is_the_rules_and_all_differ(shape):
     config = TrainStage(model={"type": "auto", "table_placement": "row"}, train={"epochs": 3})
     known = candidates(config, shape)
     assert next(iter(known.values())) == for_data(config, shape)
-    assert len(known) == (3 if shape.order == "none" else 5)
+    assert len(known) == (4 if shape.order == "none" else 5)
     for n, stage in enumerate(known.values()):
         assert stage not in [*known.values()][:n]
         assert (stage.model.table_placement, stage.train.epochs) == ("row", 3)
@@ -131,12 +131,13 @@ def test_candidates_that_the_config_rules_out_are_left_out():
     odd = TrainStage(model={"type": "auto", "dim": 65})
     assert [*candidates(odd, LONG)] == [
         "attention",
-        "attention and transitions",
         "mean and transitions",
         "mean with user rows and transitions",
+        "transitions",
     ]
-    no_terms = TrainStage(model={"type": "auto", "terms": []})
-    assert "attention and transitions" not in candidates(no_terms, LONG)
+    new = dataclasses.replace(LONG, new_items=1_000)
+    assert "transitions" not in candidates(TrainStage(), new)
+    assert "ease" not in candidates(TrainStage(), dataclasses.replace(SETS, items=20_001))
 
 
 def test_features_are_read_wherever_there_are_any():

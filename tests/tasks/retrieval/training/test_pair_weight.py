@@ -7,18 +7,19 @@ from scipy import sparse
 
 import recsys
 from benchmarks.public_splits import Csr, write_data_folder
-from recsys.config import TrainConfig, TwoTowerConfig
+from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
+from recsys.data.hold_out import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.ragged import RaggedRows
 from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts
 from recsys.tasks.retrieval.training.pair_weight import choose_weight, without_a_few
+from recsys.tasks.retrieval.training.side import RetrievalTraining
 
 _N, _ITEMS = 400, 60
 
 
-def chosen(share, seed=0, n=_N, user=None):
+def chosen(share, seed=0, n=_N):
     """Returns the weight for summands of which a `share` are at the positives, of `n` queries."""
-    user = np.arange(n) if user is None else user
     rng = np.random.default_rng(seed)
     query, items = (rng.standard_normal((n, 4)).astype(np.float32) for n in (_N, _ITEMS))
     positives = rng.integers(1, _ITEMS, _N)
@@ -30,19 +31,15 @@ def chosen(share, seed=0, n=_N, user=None):
     products = DotProducts(query[:n], items)
     zero, one = PairedProducts(products, None), PairedProducts(products, summands[:n])
     is_item = np.arange(_ITEMS) > 0
-    return choose_weight(zero, one, lists.part(slice(0, n)), RaggedRows.empty(n), user, is_item)
+    return choose_weight(
+        zero, one, lists.part(slice(0, n)), RaggedRows.empty(n), np.arange(n), is_item
+    )
 
 
 def test_a_weight_is_as_large_as_the_summands_are_right():
     weights = [chosen(share) for share in (0.0, 0.2, 1.0)]
     assert 0 == weights[0] < weights[1] <= weights[2]
     assert chosen(1.0, n=99) == 0.0 < chosen(1.0, n=100)
-
-
-def test_a_weight_that_some_users_lose_by_is_not_chosen():
-    right = np.arange(_N) < _N // 2
-    assert chosen(right) > 0
-    assert chosen(right, user=1 - right) == 0.0
 
 
 @pytest.mark.parametrize("split", ["time", "last_out", "random"])
@@ -79,13 +76,22 @@ def test_training_sets_the_counts_and_the_weight(data, weight, tmp_path):
     train = TrainConfig(epochs=1, batch_size=512, uniform_negatives=16)
     model = recsys.TwoTower.from_config(config, data.spec)
     result = recsys.Trainer(train, tmp_path / "checkpoints").fit(model, data)
-    held = result.events.held
-    assert len(held) == (0 if weight else 1008)
+    # 1,008 of 33,600 events chose the weight; then all were trained on with it.
+    assert (result.refit is None) == (weight is not None)
+    assert not len(result.events.held)
+    assert model.spec.config.terms[0].weight == weight
     scores = model.transitions
     history = np.array([[7, 6, 5, 4]], np.int32)
     assert scores.of_histories(history).toarray().argmax() == 8
     found = float(model.terms["transitions"].weight.value)
     assert found == weight if weight else found > 0
+
+
+def test_few_held_back_events_need_no_second_training(data):
+    side = RetrievalTraining(TrainStage(), data.store, None)
+    train, n = TrainConfig(), len(data.train) // 100
+    assert not side.trains_again(KeptEvents(data.train, np.arange(n)), train)
+    assert side.trains_again(KeptEvents(data.train, np.arange(n + 1)), train)
 
 
 def test_the_weight_of_ease_is_chosen_with_that_of_transitions(data, tmp_path):
