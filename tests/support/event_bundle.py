@@ -13,7 +13,7 @@ from checked_here import CheckedHere
 from recsys.bundles.export import Sources, export
 from recsys.config import ExportConfig, ExportStage
 from recsys.serving.batch_file import batch_answer
-from recsys.serving.page_api import RecommendRequest, recommended
+from recsys.serving.page_api import RecommendRequest, answer
 from recsys.serving.recommendations import load_bundle
 from recsys.serving.requests import Limits
 from recsys.serving.tf_serving import read_request
@@ -88,7 +88,7 @@ def in_every_form(loaded, query):
     question = read_request(body, retriever.signatures, Limits())
     scores = {
         "python": [item.score for item in found],
-        "page": [item["score"] for item in recommended(retriever, wish)["items"]],
+        "page": [item["score"] for item in answer(retriever, wish)["items"]],
         "rest": retriever.ask("recommend", question.inputs)["scores"][0].tolist(),
     }
     if not history:
