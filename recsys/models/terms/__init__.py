@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 import keras
+import numpy as np
 
 from recsys import registry
 from recsys.data.hold_out import KeptEvents
@@ -158,3 +159,14 @@ def terms_of(spec: ModelSpec) -> dict[str, Term]:
     return {
         name: registry.class_of("term", options)(options, spec) for name, options in chosen.items()
     }
+
+
+def assign_scalar(variable: Any, number: float) -> None:
+    """Sets a scalar of a model that trains on JAX, in all processes.
+
+    Given a number, Keras leaves an array of which Orbax can't read the parts of several processes.
+    """
+    import jax
+
+    value = np.asarray(number, np.float32)
+    variable.assign(jax.make_array_from_callback((), variable.value.sharding, lambda _: value))

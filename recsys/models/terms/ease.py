@@ -10,7 +10,7 @@ from keras import ops
 from recsys.data.ease import ease_vectors
 from recsys.data.hold_out import KeptEvents
 from recsys.models.inputs import ModelInputs
-from recsys.models.terms import Tensors, Term
+from recsys.models.terms import Tensors, Term, assign_scalar
 from recsys.registry import register_term
 
 _PART = 32
@@ -51,7 +51,7 @@ class EaseTerm(Term):
             ease_vectors(events, inputs.catalogue.is_item, config.rank, config.regularisation)
         )
         if config.weight is not None:
-            self.weight.assign(config.weight)
+            assign_scalar(self.weight, config.weight)
 
     @property
     def adapted(self) -> list[Any]:

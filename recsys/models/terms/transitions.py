@@ -11,7 +11,7 @@ from keras import ops
 from recsys.data.hold_out import KeptEvents
 from recsys.data.transitions import TransitionScores, following_items
 from recsys.models.inputs import ModelInputs
-from recsys.models.terms import Term
+from recsys.models.terms import Term, assign_scalar
 from recsys.registry import register_term
 
 
@@ -48,7 +48,7 @@ class TransitionTerm(Term):
         self.following.assign(rows)
         self.shares.assign(weights)
         if config.weight is not None:
-            self.weight.assign(config.weight)
+            assign_scalar(self.weight, config.weight)
 
     @property
     def adapted(self) -> list[Any]:

@@ -9,6 +9,7 @@ exceeds a share of the maximum, 1 (positive-aware mining: Moreira et al., "NV-Re
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from recsys.models import ModelInputs
 from recsys.models.config import RetrievalConfig
 from recsys.models.inference import Inference
 from recsys.models.inputs import EventInput
+from recsys.models.terms import assign_scalar
 from recsys.ragged import RaggedRows, ranges
 from recsys.strict import Repeats
 from recsys.tasks.config import HardNegativesConfig
@@ -278,12 +280,14 @@ class Validator:
         for term in towers.model.terms.values():
             if getattr(term.options, "weight", 0.0) is not None:
                 continue
-            term.weight.assign(0.0)
+            assign_scalar(term.weight, 0.0)
             zero = self._scores(towers, part, candidates)
             candidates = zero.products.candidates
-            term.weight.assign(1.0)
+            assign_scalar(term.weight, 1.0)
             one = self._scores(towers, part, candidates)
-            term.weight.assign(choose_weight(zero, one, *lists, is_item))
+            # Processes may differ in the last bits of a score, and so in the weight.
+            own = choose_weight(zero, one, *lists, is_item)
+            assign_scalar(term.weight, agreed(functools.partial(float, own)))
 
     def _scores(
         self,
