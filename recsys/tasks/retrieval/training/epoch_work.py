@@ -42,7 +42,12 @@ from recsys.tasks.retrieval.judging.queries import (
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.ranking_devices import embedded_catalogue
 from recsys.tasks.retrieval.judging.scores import Candidates, DotProducts, PairedProducts, Scorer
-from recsys.tasks.retrieval.training.pair_weight import MOST_QUERIES, choose_weight, is_chosen
+from recsys.tasks.retrieval.training.pair_weight import (
+    MOST_QUERIES,
+    choose_weight,
+    has_open_weight,
+    is_chosen,
+)
 from recsys.tasks.retrieval.training.sampling import HardNegatives
 from recsys.tasks.training_side import Batches, EpochWork
 
@@ -278,7 +283,7 @@ class Validator:
         lists = queries.positives.part(part), self._hidden.part(part), queries.user[part]
         candidates: Candidates | None = None
         for term in towers.model.terms.values():
-            if getattr(term.options, "weight", 0.0) is not None:
+            if not has_open_weight(term.options):
                 continue
             assign_scalar(term.weight, 0.0)
             zero = self._scores(towers, part, candidates)

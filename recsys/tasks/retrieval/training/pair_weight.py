@@ -41,7 +41,12 @@ _BLOCK_SCORES = 2**24
 
 def is_chosen(config: object) -> bool:
     """Returns whether a model's config leaves the weight of a term to the training."""
-    return any(getattr(term, "weight", 0.0) is None for term in getattr(config, "terms", ()))
+    return any(map(has_open_weight, getattr(config, "terms", ())))
+
+
+def has_open_weight(term: object) -> bool:
+    """Returns whether the config of a term leaves its weight to the training."""
+    return getattr(term, "weight", 0.0) is None
 
 
 def without_a_few(events: EventLog, split: SplitRule) -> KeptEvents:

@@ -23,7 +23,7 @@ from recsys.tasks.retrieval.probe import save_candidates, save_probe
 from recsys.tasks.retrieval.training.auto import candidates, described, for_data, outgrown
 from recsys.tasks.retrieval.training.batches import BatchSource
 from recsys.tasks.retrieval.training.epoch_work import RetrievalEpochWork, Validator
-from recsys.tasks.retrieval.training.pair_weight import is_chosen, without_a_few
+from recsys.tasks.retrieval.training.pair_weight import has_open_weight, is_chosen, without_a_few
 from recsys.tasks.retrieval.training.sequences import SequenceSource, packing
 from recsys.tasks.training_side import DataShape, StageT, TrainingSide
 
@@ -240,13 +240,12 @@ class RetrievalTraining(TrainingSide):
 
     def take_over(self, model: Any, validated: Any) -> None:
         """Gives a model that is trained anew on all events the weights of terms."""
-        spec, terms = model.spec, []
-        for term in spec.config.terms:
-            found = validated.terms[name_of("term", term)]
-            is_open = getattr(term, "weight", 0.0) is None
-            terms.append(
-                term.model_copy(update={"weight": float(found.weight.value)}) if is_open else term
-            )
+        spec = model.spec
+        terms = list(spec.config.terms)
+        for place, term in enumerate(terms):
+            if has_open_weight(term):
+                weight = float(validated.terms[name_of("term", term)].weight.value)
+                terms[place] = term.model_copy(update={"weight": weight})
         config = spec.config.model_copy(update={"terms": tuple(terms)})
         model.spec = spec.model_copy(update={"config": config})
 
