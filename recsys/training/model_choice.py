@@ -26,9 +26,10 @@ from recsys.distributed.coordination import agreed, is_primary, note_on_primary
 from recsys.errors import RecsysError
 from recsys.formats import counted, duration, figure
 from recsys.models import model_class
-from recsys.system.files import commit_text, read_json, remove
+from recsys.system.files import commit_text, read_json, remove, undamaged
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
+from recsys.training.checkpoint import DAMAGED
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer
 from recsys.training.training_result import Progress
@@ -180,7 +181,14 @@ def _validated(stage: TrainStage) -> ValidationConfig:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    return read_json(file) if file.exists() else None
+    def damage(text: str) -> RecsysError:
+        rule = f"The comparison of models in {str(file)!r} must be readable."
+        return RecsysError(DAMAGED, rule, "Remove the file; the next run compares anew.", text)
+
+    if not file.exists():
+        return None
+    with undamaged(damage):
+        return read_json(file)
 
 
 def _write(file: Path, record: dict[str, Any]) -> None:

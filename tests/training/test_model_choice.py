@@ -19,6 +19,7 @@ from recsys.system.events import EventReader
 from recsys.tasks.retrieval.training.auto import candidates
 from recsys.training import model_choice
 from recsys.training import stage as stage_module
+from recsys.training.checkpoint import DAMAGED
 from recsys.training.model_choice import TimeLimit, choose_model
 from recsys.training.training_result import Progress
 
@@ -111,6 +112,14 @@ def test_a_killed_comparison_goes_on_and_a_made_choice_stays(data, trained, tmp_
     # Another time is another run.
     choose_model(as_stage(minutes=1), data, None, tmp_path)
     assert len(calls) == 11
+
+
+def test_a_truncated_record_is_named(data, trained, tmp_path):
+    choose_model(as_stage(), data, None, tmp_path)
+    (file,) = (tmp_path / "choices").iterdir()
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(RecsysError, match=rf"{DAMAGED}.*{file.name}"):
+        choose_model(as_stage(), data, None, tmp_path)
 
 
 @pytest.mark.parametrize("figures", [[None] * 5, [None, None, 0.3, None, None]])
