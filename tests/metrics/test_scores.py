@@ -14,7 +14,6 @@ from recsys.metrics.scores import ScoredRows, equal_mass_bins
 from recsys.registry import get
 
 N_USERS, N_BINS = 12, 20
-RNG = np.random.default_rng(4)
 
 
 def metric(name):
@@ -99,10 +98,11 @@ def test_graded_labels_are_gains():
 
 
 def world(weight=None, n=600):
-    score = RNG.beta(1, 2, n).round(2)
-    label = (RNG.random(n) < score) * 1.0
+    random = np.random.default_rng(0)
+    score = random.beta(1, 2, n).round(2)
+    label = (random.random(n) < score) * 1.0
     return ScoredRows(
-        score, label, weight, RNG.integers(0, N_USERS, n), N_USERS, RNG.integers(0, 9, n)
+        score, label, weight, random.integers(0, N_USERS, n), N_USERS, random.integers(0, 9, n)
     )
 
 
@@ -114,7 +114,8 @@ def calibration(rows, bins):
 @pytest.mark.parametrize("has_weights", [False, True])
 @pytest.mark.parametrize("name", [*REFERENCES, "calibration_error"])
 def test_a_resample_has_the_value_of_its_rows(name, has_weights):
-    rows, draws = world(RNG.uniform(0.5, 2, 600) if has_weights else None), np.random.default_rng(7)
+    weight = np.random.default_rng(4).uniform(0.5, 2, 600) if has_weights else None
+    rows, draws = world(weight), np.random.default_rng(7)
     bins, expected = equal_mass_bins(rows, N_BINS), []
     for _ in range(20):
         drawn = draws.integers(0, N_USERS, N_USERS)
@@ -131,8 +132,9 @@ def test_a_resample_has_the_value_of_its_rows(name, has_weights):
 
 
 def test_the_calibration_error_is_that_of_equal_mass_bins():
-    score = RNG.permutation(np.linspace(0.01, 0.99, 1000))
-    label = (RNG.random(1000) < score**2) * 1.0
+    random = np.random.default_rng(4)
+    score = random.permutation(np.linspace(0.01, 0.99, 1000))
+    label = (random.random(1000) < score**2) * 1.0
     rows = ScoredRows(score, label, None, np.zeros(1000, int), 1)
     shares, means = calibration_curve(label, score, n_bins=N_BINS, strategy="quantile")
     found = metric("calibration_error").statistics(rows).value
