@@ -49,7 +49,7 @@ import pytest
 
 runpy.run_path(str(Path(__file__).parent / "startup" / "sitecustomize.py"))
 hypothesis.settings.register_profile(
-    "recsys", deadline=None, max_examples=50, derandomize=True, database=None
+    "recsys", deadline=None, max_examples=25, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("recsys")
 

@@ -23,7 +23,7 @@ def test_texts_of_every_length_have_farmhashs_fingerprint():
 
 
 def test_a_long_text_among_many_has_farmhashs_fingerprint():
-    texts = ["é" * n for n in (*range(60, 160), *[700] * 40, 30_000, 4_000_000, 4_000_001)]
+    texts = ["é" * n for n in (*range(60, 160), *[700] * 40, 30_000, 300_000, 300_001)]
     expected = [farmhash.fingerprint64(text) for text in texts]
     assert fingerprints(pa.array(texts)).tolist() == expected
 

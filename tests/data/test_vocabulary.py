@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from recsys.config import VocabularyConfig
 from recsys.data import vocabulary as vocabulary_module
@@ -153,7 +153,6 @@ _RUN = st.tuples(
 )
 
 
-@settings(max_examples=150)
 @given(
     runs=st.lists(_RUN, max_size=6),
     min_count=st.integers(1, 3),

@@ -11,11 +11,9 @@ from places import ROOT
 pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
 
 from benchmarks import ingest_engines as bench
-from recsys.config import Config
-from recsys.stages.ingest import ingest
 
 NEEDED = {"prism": "prism", "flink": "java", "spark": "java", "dask": "dask"}
-pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
+pytestmark = [pytest.mark.pipeline, pytest.mark.engines]
 
 
 def needs(engine):
@@ -25,20 +23,6 @@ def needs(engine):
     )
 
 
-def made(config, out, beam):
-    ingest(Config.model_validate_json(json.dumps({**config, "beam": beam})), out, progress=False)
-    return bench.folder_digest(out)
-
-
-@needs("prism")
-def test_prism_makes_the_local_folder(tmp_path):
-    config = bench.write_case(tmp_path / "raw", bench.Case.files, 2_000)
-    with bench.started(bench.Name.prism, tmp_path / "prism") as (beam, _):
-        found = made(config, tmp_path / "prism-out", beam)
-    assert found == made(config, tmp_path / "local", {})
-
-
-@pytest.mark.engines
 @pytest.mark.parametrize("engine", [pytest.param(name, marks=needs(name)) for name in NEEDED])
 def test_every_case_is_equal_to_the_local_one(engine, tmp_path):
     words = ["--engines", "local", engine, "--rows", "5000", "--folder", tmp_path]

@@ -16,7 +16,7 @@ from recsys.storage.bucket import Bucket
 
 __all__ = ["s3", "s3_address"]
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
-pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
+pytestmark = [pytest.mark.pipeline, pytest.mark.faults]
 WAIT_S = 600
 
 

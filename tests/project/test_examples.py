@@ -107,7 +107,7 @@ FOLDERS = ("/home/", "/tmp/", "/root/", "/work/")  # noqa: S108 what no output m
 
 # The quickstart calls on the shipped data what `examples.program` does on small ones; the ranking
 # notebook what tests/tasks/ranking/serving do.
-_THOROUGH = {"quickstart", "ranking", "pair"}
+_THOROUGH = {"quickstart", "ranking", "pair", "own_data"}
 
 
 @pytest.mark.slow

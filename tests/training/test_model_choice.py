@@ -205,7 +205,7 @@ def test_a_run_that_ends_after_the_choice_trains_what_was_chosen(
     assert (record["chosen"], len(terms)) == ("mean and transitions", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_nights_train_the_model_that_the_comparison_chose(tmp_path):
     """A first night compares; the next one continues its model, on newer data."""
     ids = [f"u{n}" for n in range(40)], [f"i{n}" for n in range(20)]

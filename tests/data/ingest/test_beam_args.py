@@ -130,6 +130,7 @@ def test_the_engine_of_a_config_runs_the_steps_without_a_wheel_of_tfx(
             assert make_beam_dependency_flags(of_step) == of_step, name
 
 
+@pytest.mark.engines
 def test_ingest_never_runs_a_planted_prism(raw):
     threads = ["--direct_num_workers=2", "--direct_running_mode=multi_threading"]
     done = subprocess.run(

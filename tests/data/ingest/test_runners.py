@@ -1,4 +1,4 @@
-"""The same store on every runner: one process, several, and a distributed engine."""
+"""The same store by threads and by two processes of Beam's local runner."""
 
 import json
 import random
@@ -12,7 +12,6 @@ from places import ROOT
 from benchmarks.peers.ingest_digest import digest
 
 pytest.importorskip("apache_beam")
-pytest.importorskip("dask.distributed")
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
@@ -39,10 +38,10 @@ def files(tmp_path_factory):
     return folder
 
 
-def run(files, out, words):
-    arguments = {"file": str(files / "*.csv"), "out": str(out), "beam": words[1]}
+def run(files, out, beam):
+    arguments = {"file": str(files / "*.csv"), "out": str(out), "beam": beam}
     done = subprocess.run(
-        [sys.executable, *words[0], json.dumps(arguments)],
+        [sys.executable, *OURS, json.dumps(arguments)],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(out.parent)},
         capture_output=True,
@@ -62,19 +61,12 @@ def run(files, out, words):
 
 @pytest.fixture(scope="module")
 def one_process(files, tmp_path_factory):
-    return run(files, tmp_path_factory.mktemp("one") / "out", (OURS, []))
+    return run(files, tmp_path_factory.mktemp("one") / "out", [])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param((OURS, PROCESSES), id="two processes"),
-        pytest.param((["tests/support/on_dask.py"], []), id="Dask", marks=pytest.mark.thorough),
-    ],
-)
-def test_every_runner_makes_the_same_store(files, one_process, tmp_path, words):
-    found = run(files, tmp_path / "out", words)
-    assert found == one_process
+@pytest.mark.engines
+def test_two_processes_of_beam_make_the_same_store(files, one_process, tmp_path):
+    assert run(files, tmp_path / "out", PROCESSES) == one_process
 
 
 def test_every_row_is_accounted_for(one_process):

@@ -306,7 +306,7 @@ class Plan:
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(nights=st.lists(st.lists(CHANGE, min_size=1, max_size=3), min_size=1, max_size=5))
 def test_any_days_equal_runs_from_scratch(tmp_path_factory, plainly, nights):
