@@ -168,8 +168,6 @@ def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[Any, Any, 
     rows, offsets = (split.seen.items + 1).astype(np.int32), split.seen.offsets
     history = newest_first(rows, offsets[:-1], offsets[1:], saved.model.spec.config.history)
     user_row = np.arange(1, len(split.train) + 1, dtype=np.int32)
-    if saved.model.spec.config.reads_times:
-        log("The folder doesn't say when its questions are asked: histories have no times.")
     user = embed_queries(saved.model, user_row, history, saved.inputs)
     transitions = saved.model.transitions
     added = None if transitions is None else transitions.of_histories(history)[:, 1:]

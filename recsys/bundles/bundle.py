@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.data.config import AGES, ASKED_AT
 from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, direction_width, read_summary
 from recsys.savedmodel.event_columns import older_columns
@@ -70,7 +69,7 @@ def _upgraded(manifest: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
         "direction_width": direction_width(manifest.get("config", {}).get("model", {})),
         **older_columns(facts).to_json(),
-        "event_inputs": [name for name in facts if name in (AGES, ASKED_AT)],
+        "event_inputs": [],
     }
     return {**fields, **manifest, "format": _FORMAT}
 

@@ -15,6 +15,11 @@ CONFIG: Mapping[str, str] = {
     " query: ...}, see docs/sources.md.",
     "evaluate.mask_seen": "Write repeats: exclude, or repeats: include.",
     "launcher=kubernetes": "Apply a manifest of deploy/kubernetes, or write launcher: {kind: ray}.",
+    "model.item_age": "Remove it; train.half_life weighs new events more.",
+    "model.pooling=hstu": "Write sasrec or ligr.",
+    "model.pooling=sequence": "Write sasrec.",
+    "model.sequence": "Write model.pooling: {type: sasrec, layers: ...}.",
+    "model.user_gate": "Remove it: the embedding of the user and the history are added.",
     "model.pooling.event_kind": "Write data.interactions.features: [{name: kind, column: ...,"
     " kind: category, outcome: true}].",
     "model.pooling.event_weight": "Write data.interactions.features: [{name: amount, column: ...,"

@@ -37,11 +37,6 @@ RESERVED_FEATURE_NAMES = frozenset(
 )  # fmt: skip
 
 
-AGES = "history_age"
-"""Input that holds the ages of the events of histories; see `recsys.data.event_log`."""
-ASKED_AT = "asked_at"
-"""Input that holds the time of a query."""
-
 _FEATURE = registry.Choice("feature", key="kind")
 write_feature = _FEATURE.write
 """Returns the options of a feature as a JSON-serializable dict."""

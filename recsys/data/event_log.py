@@ -1,9 +1,6 @@
 """Events of many users, sorted by user and time; a history is the slice before an event.
 
-Models can read features of events (`recsys.data.event_features`) and times. Ages are relative, so
-that no date reaches a model: to the query time or, in a packed row of training, to the newest event
-of the same user. Models only use differences of ages. The query time is an input, too, for models
-that use the age of items (`recsys.models.terms`).
+Models can read features of events (`recsys.data.event_features`).
 """
 
 from __future__ import annotations
@@ -16,36 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from recsys.data.config import AGES as AGES  # Ages of events [s].
-from recsys.data.config import ASKED_AT as ASKED_AT  # Query time [min].
-
-ASKED = "asked_age"
-"""In packed training, ages of the events to predict `[rows, examples per row]` int32 [s]."""
 ITEM, PLACE = "history_item", "history_place"
 """The unique items of a batch's histories, and the index of each history entry in them; see
 `recsys.tasks.retrieval.training.batches.unique_items`."""
-UNKNOWN = -1
-"""Age or time of padding, and of events without a time."""
-OLDEST = 1 << 30
-"""Ages are clipped to this value, about 34 years [s]."""
-
-
-def ages(now: np.ndarray | int, times: np.ndarray) -> np.ndarray:
-    """Returns the ages of events at `now` [s] int32, 0 … `OLDEST`.
-
-    Args:
-        now: Times to which ages are relative [seconds since 1970, UTC].
-        times: Times of the events [seconds since 1970, UTC]; later ones have the age 0.
-    """
-    return np.clip(now - times, 0, OLDEST).astype(np.int32)
-
-
-def minutes(times: np.ndarray | int) -> np.ndarray:
-    """Converts times [seconds since 1970, UTC] to whole minutes since 1970, int32, at least 0.
-
-    Keras and JAX have no int64, and seconds leave int32 in 2038.
-    """
-    return np.clip(np.asarray(times) // 60, 0, np.iinfo(np.int32).max).astype(np.int32)
 
 
 class ShardedColumn:

@@ -31,11 +31,9 @@ class TermConfig(Strict):
     """Options of a term of the score. A term's own config is a subclass.
 
     Attributes:
-        reads_query_time: Whether the term reads the time of a query, the input `asked_at`.
         needs_order: Whether the term needs events that have an order.
     """
 
-    reads_query_time: ClassVar[bool] = False
     needs_order: ClassVar[bool] = False
 
     @property
@@ -98,21 +96,6 @@ class EaseConfig(TermConfig):
 
 class BagWeightsConfig(TermConfig):
     """Weights of tokens by inverse document frequency."""
-
-
-class ItemAgeConfig(TermConfig):
-    """The contribution of an item's age to its score."""
-
-    reads_query_time: ClassVar[bool] = True
-
-    bins: Annotated[int, Field(ge=2, le=1024)] = 32
-    """Number of reference times at which ages are computed, with equally many training events
-    between two of them. Each adds one number to every vector."""
-
-    @property
-    def columns(self) -> int:
-        """One for each bin."""
-        return self.bins
 
 
 class ModelConfig(Strict):
@@ -236,9 +219,9 @@ class QueryConfig(ModelConfig):
     history_dropout: Dropout = 0.0
     """Share of history items that training drops [0..1)."""
     attribute_dropout: Dropout = 0.1
-    """Share of training histories whose attributes and times are hidden, and of training examples
+    """Share of training histories whose attributes are hidden, and of training examples
     whose context is hidden, so that the model also handles queries without them [0..1). Has no
-    effect if events have no features and the model reads no times."""
+    effect if events have no features."""
     new_user_share: Dropout = 0.1
     """Share of training examples that are trained as new users, without id and history, so that
     the model learns what to recommend to new users [0..1)."""
@@ -247,16 +230,6 @@ class QueryConfig(ModelConfig):
     def reads_attributes(self) -> bool:
         """Whether a query depends on the attributes of its history events."""
         return True
-
-    @property
-    def reads_times(self) -> bool:
-        """Whether a query depends on the times of its history events."""
-        return False
-
-    @property
-    def reads_query_time(self) -> bool:
-        """Whether a term of the score reads the time of the query."""
-        return any(term.reads_query_time for term in self.score_terms)
 
 
 class RetrievalConfig(QueryConfig):
@@ -281,10 +254,6 @@ class RetrievalConfig(QueryConfig):
     item_bias: bool = False
     """Whether to learn a bias for each item, which is added to the similarity with any query, so
     that vectors need not encode popularity."""
-    item_age: ItemAgeConfig | None = None
-    """Adds a learned function of the time since an item's first training event to its similarity
-    with any query. The function is shared by all items. `null`: no effect of age. Requires events
-    with times."""
     item_neighbours: NonNegativeInt = 0
     """Number of most co-occurring items that are averaged with an item in the candidate tower
     (LightGCN); 0: none [items]."""
@@ -320,7 +289,6 @@ class RetrievalConfig(QueryConfig):
             *((ItemNeighboursConfig(count=n),) if n else ()),
             *super().score_terms,
             *((ItemBiasConfig(),) if self.item_bias else ()),
-            *((self.item_age,) if self.item_age else ()),
             *self.terms,
         )
 
@@ -372,11 +340,6 @@ class RetrievalConfig(QueryConfig):
                 " none: remove it, or set others"
             )
 
-    def architecture(self) -> dict[str, Any]:
-        """Returns the JSON-serializable options that weights and vectors depend on, by key."""
-        # No weight depends on the bounds of the bins.
-        return {**super().architecture(), "item_age": self.item_age is not None}
-
 
 class MeanConfig(Strict):
     """Mean of a history, weighted by learned weights of its positions."""
@@ -411,50 +374,12 @@ class SelfAttentionConfig(Strict):
     """Dropout rate of the activations [0..1)."""
 
 
-class SequenceConfig(SelfAttentionConfig):
-    """Self-attention over a history (SASRec: Kang and McAuley, ICDM 2018)."""
-
-    width: PositiveInt | None = None
-    """Width of the feed-forward layers; `null`: `model.dim` [floats]."""
-
-
 class PositionConfig(SelfAttentionConfig):
     """Self-attention that is trained at every position of packed sequences."""
 
     add_mean: bool = True
     """Whether to add the mean of the items so far, weighted by learned weights of their distance,
     to the output of self-attention. Training then starts close to `mean`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_keys(cls, raw: Any) -> Any:
-        """Leaves out keys that models of earlier versions have without effect."""
-        if not isinstance(raw, dict):
-            return raw
-        unused = {"event_weight": False, "event_kind": False}
-        return {
-            key: value
-            for key, value in raw.items()
-            if key != "fact_dropout" and unused.get(key, ...) is not value
-        }
-
-    @property
-    def reads_times(self) -> bool:
-        """Whether self-attention depends on the times of the history's events."""
-        return False
-
-
-class HstuConfig(PositionConfig):
-    """Gated attention without a softmax (HSTU: Zhai et al., ICML 2024)."""
-
-    relative_time: bool = False
-    """Whether attention depends on the time between events, and between an event and the query,
-    besides their distance in positions; requires events with times."""
-
-    @property
-    def reads_times(self) -> bool:
-        """Whether self-attention depends on the times of the history's events."""
-        return self.relative_time
 
 
 class SasRecConfig(PositionConfig):
@@ -474,15 +399,6 @@ class LigrConfig(SasRecConfig):
     """Self-attention with gated blocks (LiGR: Borisyuk et al., 2025)."""
 
 
-class UserGateConfig(Strict):
-    """A gate between the user id and the history (SimpleX: Mao et al., CIKM 2021)."""
-
-    share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
-    """Weight of the id embedding in the user vector; the history has the rest (0..1)."""
-    learned: bool = False
-    """Whether the weight is trained, starting from `share`."""
-
-
 class TwoTowerConfig(RetrievalConfig):
     """The two-tower model."""
 
@@ -491,18 +407,12 @@ class TwoTowerConfig(RetrievalConfig):
         " user's history and with the user's features, where the data have any; the other embeds"
         " an item with its features."
     )
-    FREE: ClassVar[frozenset[str]] = RetrievalConfig.FREE | {"dropout", "sequence"}
+    FREE: ClassVar[frozenset[str]] = RetrievalConfig.FREE | {"dropout"}
 
     pooling: Annotated[Any, Choice("encoder")] = MeanConfig()
     """Encoder of a history: `mean` (weights of positions), `none`, `fold_in` (iALS at query time),
-    `attention` (weights of items and positions), `sasrec`, `ligr` and `hstu` (self-attention
-    trained at every position), `sequence` (only at the newest), or one of a plugin. With options
-    `{type: sasrec, layers: 3}`."""
-    user_gate: UserGateConfig | None = None
-    """Combines the embedding of a user id with the history by a weighted sum, `{share: 0.5}`,
-    after a linear map of the history; `null`: the two are added."""
-    sequence: SequenceConfig = SequenceConfig()
-    """Options of `pooling: sequence`, used if `pooling` has none of its own."""
+    `attention` (weights of items and positions), `sasrec` and `ligr` (self-attention trained at
+    every position), or one of a plugin. With options `{type: sasrec, layers: 3}`."""
     widths: tuple[PositiveInt, ...] | None = (128,)
     """Hidden widths of both towers [floats]; `[]`: one linear layer; `null`: no layer, the vectors
     are the embeddings themselves, and features are not used."""
@@ -533,11 +443,6 @@ class TwoTowerConfig(RetrievalConfig):
     def _users_are_something(self) -> Self:
         if isinstance(self.pooling, NoHistoryConfig) and not self.user_id:
             raise ValueError("pooling: none requires user_id: true")
-        if self.user_gate is not None and not (self.user_id and self.reads_history):
-            raise ValueError(
-                "user_gate combines the user id with the history: set user_id to true and pooling"
-                " to an encoder other than none"
-            )
         return self
 
     @model_validator(mode="after")
@@ -545,8 +450,7 @@ class TwoTowerConfig(RetrievalConfig):
         fits = (
             self.user_id
             and self.similarity == "dot"
-            and not (self.item_bias or self.item_age or self.item_neighbours or self.terms)
-            and self.user_gate is None
+            and not (self.item_bias or self.item_neighbours or self.terms)
             and (self.temperature, self.learn_temperature) == (1.0, False)
             and (self.widths is None or self.history_tower)
         )
@@ -554,8 +458,8 @@ class TwoTowerConfig(RetrievalConfig):
             raise ValueError(
                 "pooling fold_in solves for user vectors by dot products with the item vectors: set"
                 " user_id to true, similarity to dot, temperature to 1, and history_tower to true"
-                " unless widths is null; remove learn_temperature, item_bias, item_age,"
-                " item_neighbours, terms and user_gate"
+                " unless widths is null; remove learn_temperature, item_bias,"
+                " item_neighbours and terms"
             )
         return self
 
@@ -580,8 +484,8 @@ class TwoTowerConfig(RetrievalConfig):
 
     @property
     def encoder(self) -> Any:
-        """Config of the encoder, with the options of `sequence` where they apply."""
-        return self.sequence if self.pooling == SequenceConfig() else self.pooling
+        """Config of the encoder."""
+        return self.pooling
 
     @property
     def needs_order(self) -> bool:
@@ -604,11 +508,6 @@ class TwoTowerConfig(RetrievalConfig):
         return isinstance(self.encoder, PositionConfig)
 
     @property
-    def reads_times(self) -> bool:
-        """Whether a query depends on the times of its history events."""
-        return isinstance(self.encoder, PositionConfig) and self.encoder.reads_times
-
-    @property
     def history_features(self) -> bool:
         """Whether a query reads the features of its history items."""
         return self.history_tower
@@ -624,8 +523,6 @@ class TwoTowerConfig(RetrievalConfig):
         options = {**super().architecture(), "pooling": pooling}
         if isinstance(self.encoder, SelfAttentionConfig):
             del options["pooling"]["dropout"]
-        if isinstance(self.encoder, SequenceConfig):
-            options["pooling"]["width"] = self.encoder.width or self.dim
         return options
 
 

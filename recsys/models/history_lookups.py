@@ -7,10 +7,6 @@ In addition to those of `recsys.models.lookups`, the inputs are
                                   events; 0 is missing
     history.<feature>  [batch, history, width]  attributes of the history's events, likewise, and
                                   features of its items, if the model reads them
-    history_age  [batch, history] ages of the history's events [s], -1: unknown; of models that
-                                  read times
-    asked_at   [batch]            time of the query [min], -1: after all training events;
-                                  of models with a term that reads it
 
 `id_row` and the features of items have a row for each candidate of the batch.
 """
@@ -25,16 +21,15 @@ import keras
 from keras import ops
 
 from recsys.data.catalogue import of_history
-from recsys.data.event_log import AGES, ASKED, ASKED_AT, ITEM, PLACE, UNKNOWN
+from recsys.data.event_log import ITEM, PLACE
 from recsys.errors import RecsysError, UsageError
 from recsys.losses.loss import TrainOptions
 from recsys.models.inputs import FeatureSpec, ModelSpec, Side, event_inputs
 from recsys.models.lookups import SMALL, InputSpec, LookupModel
 from recsys.models.terms import Lookup, Tensors
 
-_PASSED = ("segment", "at", ASKED, AGES, PLACE)
-"""Inputs that a model gets without a lookup. `asked_at` has no lookup either, and the model doesn't
-get it."""
+_PASSED = ("segment", "at", PLACE)
+"""Inputs that a model gets without a lookup."""
 
 
 class HistoryLookups(LookupModel):
@@ -104,7 +99,7 @@ class HistoryLookups(LookupModel):
         The result also has the lookups of terms, such as `item_bias` `[candidates, 1]`, which
         the methods don't get.
         """
-        names = [name for name in names if name not in (*_PASSED, ASKED_AT)]
+        names = [name for name in names if name not in _PASSED]
         read, numbers = self._rows_and_numbers(inputs, names)
         ids, weights = self._ids_and_weights(read)
         if "history" not in ids:
@@ -170,9 +165,7 @@ class HistoryLookups(LookupModel):
         for name in self.names_of_side(side):
             if name in of_entry:
                 features[name] = ops.full((1, *per_event, of_entry[name]), SMALL)
-            elif name == AGES:
-                features[name] = ops.full((1, config.history), UNKNOWN, "int32")
-            elif name != ASKED_AT:
+            else:
                 features[name] = ops.full((1, widths.get(name, config.dim)), SMALL)
         if side == "user" and config.history:
             features["history_rows"] = ops.zeros((1, config.history), "int32")
@@ -269,7 +262,7 @@ class RetrievalLookups(HistoryLookups):
         names = [*names]
         if not self.averages_history or "history" not in names:
             return super().look_up(inputs, names)
-        names = [name for name in names if name not in (*_PASSED, ASKED_AT)]
+        names = [name for name in names if name not in _PASSED]
         read, numbers = self._rows_and_numbers(inputs, names)
         ids, weights = self._ids_and_weights(read)
         rows = inputs["history"]

@@ -21,7 +21,6 @@ from recsys.data.catalogue import (
 )
 from recsys.data.dataset import Data, FeatureTable, feature_tables, verify_inputs
 from recsys.data.event_features import LearnedFeature, load_event_features
-from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN
 from recsys.data.label_config import LabelConfig
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 from recsys.errors import UsageError
@@ -32,7 +31,7 @@ from recsys.strict import Strict
 
 Side = Literal["user", "item", "event", "row"]
 Given = Mapping[str, np.ndarray]
-"""Inputs of queries that come from events, by name: context, attributes and times."""
+"""Inputs of queries that come from events, by name: context and attributes."""
 
 
 class FeatureSpec(Strict):
@@ -66,43 +65,39 @@ class EventInput(NamedTuple):
 
     Attributes:
         name: Name of the input.
-        feature: The feature of events; None: a time.
+        feature: The feature of events.
         of_history: Whether each event of a history has it; else the query.
         shape: Shape of one event's or query's entry.
-        dtype: Dtype.
-        missing: Value where it is unknown.
+        dtype: Dtype; 0 is missing.
     """
 
     name: str
-    feature: str | None
+    feature: str
     of_history: bool
-    shape: tuple[int, ...] = ()
-    dtype: str = "int32"
-    missing: int = UNKNOWN
+    shape: tuple[int, ...]
+    dtype: str
 
     def missing_for(self, history: np.ndarray) -> np.ndarray:
         """Returns the input of queries that have none, for histories `[b, history]`."""
         of_queries = history.shape if self.of_history else history.shape[:1]
-        return np.full((*of_queries, *self.shape), self.missing, self.dtype)
+        return np.zeros((*of_queries, *self.shape), self.dtype)
 
 
 def event_inputs(
     config: QueryConfig, features: Iterable[FeatureTable | FeatureSpec]
 ) -> tuple[EventInput, ...]:
-    """Returns the inputs of a model's queries that come from events: times, then features.
+    """Returns the inputs of a model's queries that come from events.
 
     Args:
         config: Config of the model.
         features: The features; only those of events are used.
     """
-    inputs = [EventInput(AGES, None, True)] if config.reads_times else []
-    inputs += [EventInput(ASKED_AT, None, False)] if config.reads_query_time else []
+    inputs = []
     for feature in features:
-        entry = (*feature.entry, 0)
         if feature.is_context:
-            inputs.append(EventInput(feature.name, feature.name, False, *entry))
+            inputs.append(EventInput(feature.name, feature.name, False, *feature.entry))
         if feature.is_attribute and config.reads_attributes:
-            inputs.append(EventInput(of_history(feature.name), feature.name, True, *entry))
+            inputs.append(EventInput(of_history(feature.name), feature.name, True, *feature.entry))
     return tuple(inputs)
 
 

@@ -241,37 +241,6 @@ class Tower(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="recsys")
-class UserGate(keras.layers.Layer):
-    """Weighted sum of a user's row and the history (SimpleX: Mao et al., CIKM 2021, eq. 4).
-
-    For row p, history h and share g it is `g p + (1 - g) W h`. W is initially the identity, so
-    training starts from the unmapped items.
-
-    Args:
-        share: Share g of the row (0..1); its initial value if it is learned.
-        is_learned: Whether the share is trained.
-    """
-
-    def __init__(self, share: float, is_learned: bool, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.share, self.is_learned = share, is_learned
-
-    def build(self, input_shape: Any) -> None:
-        """Creates the weights for rows and histories `[batch, dim]`."""
-        dim = input_shape[-1]
-        self.map = self.add_weight(name="map", shape=(dim, dim), initializer="identity")
-        self.logit: Any = None
-        if self.is_learned:
-            start = keras.initializers.Constant(math.log(self.share / (1.0 - self.share)))
-            self.logit = self.add_weight(name="logit", shape=(), initializer=start)
-
-    def call(self, row: keras.KerasTensor, history: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns vectors `[batch, dim]` float32 of rows and histories `[batch, dim]`."""
-        share = self.share if self.logit is None else ops.sigmoid(self.logit)
-        return share * row + (1.0 - share) * ops.matmul(history, self.map)
-
-
-@keras.saving.register_keras_serializable(package="recsys")
 class LogTemperature(keras.layers.Layer):
     """A learned temperature, stored as its logarithm.
 

@@ -122,13 +122,12 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
                 features of users and the context of the query `[batch, feature_dim]`, by the names
                 of features. `history_rows` `[batch, history]` int32 is 0 at padding. With
                 `config.reads_attributes` also `history.<feature>` `[batch, history, feature_dim]`
-                of each attribute of events, with `config.history_features` of each item feature,
-                and with `config.reads_times` `history_age` `[batch, history]` int32 [s]. Features
-                of numbers have their numbers instead of `feature_dim` floats; zeros are missing. If
-                the lookup averages histories, it also averages the attributes `[batch, …]`. In
-                training, if `config.over_positions`, histories are packed `[rows, history, …]`;
-                `segment` `[rows, history]`, `at` `[rows, batch / rows]` and, with times,
-                `asked_age` `[rows, batch / rows]` select what an example reads, see
+                of each attribute of events, and with `config.history_features` of each item
+                feature. Features of numbers have their numbers instead of `feature_dim` floats;
+                zeros are missing. If the lookup averages histories, it also averages the
+                attributes `[batch, …]`. In training, if `config.over_positions`, histories are
+                packed `[rows, history, …]`; `segment` `[rows, history]` and `at` `[rows, batch /
+                rows]` select what an example reads, see
                 `recsys.tasks.retrieval.training.sequences.SequenceSource`. In training, if
                 `config.distinct_history`, there may be `history_place` `[batch, history]`, the
                 index of each history entry in `history` `[n, dim]` and `history.<feature>` `[n,

@@ -1,8 +1,8 @@
-"""Encoders of sequences: SASRec, LiGR and HSTU, which learn at every position.
+"""Encoders of sequences, SASRec and LiGR, which learn at every position.
 
 Training packs the sequences of several users into a row. An example reads the state of the newest
 item before it, so one pass over a row serves all of its examples. In inference a row is the history
-of one user, and the state of its newest item is read; `SequenceEncoder` also trains like this.
+of one user, and the state of its newest item is read.
 
 Rows `[rows, length]` are histories with the newest item first. 0 is padding or an unknown item,
 which no entry attends to. The position of an item is the number of older items of its user in the
@@ -11,7 +11,6 @@ row, so positions of a truncated history start at its oldest remaining item.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -19,7 +18,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.event_log import AGES, ASKED, OLDEST
 from recsys.models.encoders import HistoryEncoder, masked_softmax
 from recsys.models.frequency_filter import FrequencyFilter
 from recsys.models.layers import Dropout, InputDtypeLayer, Linear, Norm
@@ -65,17 +63,6 @@ class PositionEncoder(HistoryEncoder):
         """Returns a block: a layer of `(x, seen, mask, training)`, as `AttentionBlock` is."""
         raise NotImplementedError
 
-    def options_of_blocks(
-        self, **given: keras.KerasTensor
-    ) -> tuple[dict[str, keras.KerasTensor], dict[str, keras.KerasTensor]]:
-        """Returns further keyword arguments of the blocks: of all but the last, and of the last.
-
-        Args:
-            **given: `chosen` `[rows, n, length]`, 1 at the columns that the last block computes,
-                else 0; and the times that `call` got.
-        """
-        return {}, {}
-
     def build(self, input_shape: Any = None) -> None:
         """Creates the weights."""
         self._drop = Dropout(self.dropout, self.seed - 1)
@@ -99,7 +86,6 @@ class PositionEncoder(HistoryEncoder):
         training: bool = False,
         segment: keras.KerasTensor | None = None,
         at: keras.KerasTensor | None = None,
-        **times: keras.KerasTensor,
     ) -> keras.KerasTensor:
         """Returns states `[rows * n, dim]` float32; zeros at padding.
 
@@ -112,8 +98,6 @@ class PositionEncoder(HistoryEncoder):
             at: Columns whose states are returned `[rows, n]` int32, -1 for none; None: the column
                 of the newest item, `n` = 1. Requires `at[r, k] >= k`: if `n` is `length`, entry `k`
                 is not compared with newer columns.
-            **times: If the encoder reads times, `history_age` `[rows, length]` int32 [s], and with
-                `at` also `asked_age` `[rows, n]`. See `recsys.data.event_log`.
         """
         is_item = rows > 0
         column = ops.arange(self.length, dtype="int32")
@@ -132,11 +116,10 @@ class PositionEncoder(HistoryEncoder):
             chosen = ops.cast(ops.logical_and(is_item, count == 1), dtype)[:, None]
         else:
             chosen = ops.cast(ops.equal(at[..., None], column), dtype)
-        options, options_of_last = self.options_of_blocks(chosen=chosen, **times)
         for block in self.blocks[:-1]:
-            x = block(x, x, mask, training=training, **options)
+            x = block(x, x, mask, training=training)
         own, seen = ops.matmul(chosen, x), ops.matmul(chosen, ops.cast(mask, dtype)) > 0
-        states = self.blocks[-1](own, x, seen, training=training, **options_of_last)
+        states = self.blocks[-1](own, x, seen, training=training)
         has_state = ops.sum(chosen, axis=-1, keepdims=True) > 0
         states = ops.where(has_state, ops.cast(self.norm(states), "float32"), 0.0)
         if self.add_mean:
@@ -360,28 +343,6 @@ class SasRec(PositionEncoder):
         return {**super().get_config(), **own}
 
 
-@register_encoder("sequence")
-@keras.saving.register_keras_serializable(package="recsys")
-class SequenceEncoder(SasRec):
-    """Encodes a history by self-attention as the state of its newest item.
-
-    It is `SasRec` without packed rows: positions count from the newest item.
-
-    Args:
-        length: Maximum length of a history [items].
-        dim: Width of an item [floats].
-        add_mean: See `PositionEncoder`.
-        **kwargs: Other arguments of `SasRec`.
-    """
-
-    def __init__(self, length: int, dim: int, add_mean: bool = False, **kwargs: Any) -> None:
-        super().__init__(length, dim, add_mean=add_mean, **kwargs)
-
-    def position_vectors(self, mask: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the vectors of all columns `[length, dim]`."""
-        return self.place
-
-
 @keras.saving.register_keras_serializable(package="recsys")
 class GatedBlock(AttentionBlock):
     """An `AttentionBlock` whose two parts are gated: `x + sigmoid(G x) * part(norm(x))`."""
@@ -425,195 +386,3 @@ class Ligr(SasRec):
     """
 
     _block: ClassVar[type[AttentionBlock]] = GatedBlock
-
-
-# --- attention without a softmax
-
-
-@register_encoder("hstu")
-@keras.saving.register_keras_serializable(package="recsys")
-class Hstu(PositionEncoder):
-    """Attention without a softmax, gated (HSTU: Zhai et al., ICML 2024).
-
-    With `relative_time`, attention depends on the time between an entry and each older event. The
-    last block uses the time between the query and the event; the query time is the time of the
-    event to predict in training, and the time of the request in serving. HSTU's own code uses the
-    time of the next event in every block; here no block before the last one depends on later
-    events.
-
-    Args:
-        length: Items of a row.
-        dim: Width of an item [floats].
-        relative_time: Whether attention reads the times of events.
-        **kwargs: Other arguments of `PositionEncoder`.
-    """
-
-    def __init__(self, length: int, dim: int, relative_time: bool = False, **kwargs: Any) -> None:
-        # Before Keras looks at attributes: the blocks are made in `super`.
-        self._reads_times = relative_time
-        super().__init__(length, dim, **kwargs)
-
-    def make_block(self, seed: int, name: str) -> keras.layers.Layer:
-        """Returns an `HstuBlock`."""
-        return HstuBlock(
-            self.length,
-            self.dim,
-            self.heads,
-            self.dropout,
-            seed,
-            relative_time=self._reads_times,
-            name=name,
-        )
-
-    def options_of_blocks(
-        self, **given: keras.KerasTensor
-    ) -> tuple[dict[str, keras.KerasTensor], dict[str, keras.KerasTensor]]:
-        """Returns `chosen`, on which the biases depend, and the times if they are read."""
-        of_last = {"chosen": given["chosen"]}
-        if not self._reads_times:
-            return {}, of_last
-        age = given[AGES]
-        asked = given.get(ASKED, ops.zeros_like(age[:, :1]))
-        return {"age": age, "asked": age}, {**of_last, "age": age, "asked": asked}
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "relative_time": self._reads_times}
-
-
-@keras.saving.register_keras_serializable(package="recsys")
-class HstuBlock(InputDtypeLayer):
-    """Gated attention with pointwise weights `silu(q k + b) / length` (Zhai et al., eq. 1–3).
-
-    `b` is a learned bias of the distance between two columns of a row, plus, with `relative_time`,
-    one of the bucket of the time between them.
-
-    Args:
-        length: Items of a row.
-        dim: Width of an entry [floats].
-        heads: Heads; must divide `dim`.
-        dropout: Share of activations that training drops [0..1).
-        seed: Seed of the initial weights and of the dropout.
-        relative_time: Whether to add biases of times.
-    """
-
-    def __init__(
-        self,
-        length: int,
-        dim: int,
-        heads: int,
-        dropout: float,
-        seed: int = 0,
-        relative_time: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.length, self.dim, self.heads = length, dim, heads
-        self.dropout, self.seed, self.relative_time = dropout, seed, relative_time
-        self.norm, self.inner_norm = Norm(name="norm"), Norm(name="inner_norm")
-        names = ("query", "key", "value", "gate", "out")
-        self.query, self.key, self.value, self.gate, self.out = (
-            Linear(dim, seed=seed + i, name=name) for i, name in enumerate(names)
-        )
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the weights; the biases are initially 0."""
-        self._drop = Dropout(self.dropout, self.seed)
-        self._random = self._drop.generator  # Keras tracks attributes.
-        self.distance = self.add_weight(name="distance", shape=(self.length,), initializer="zeros")
-        if self.relative_time:
-            self.time = self.add_weight(name="time", shape=(N_BUCKETS,), initializer="zeros")
-        for layer in (self.norm, self.inner_norm, self.query, self.key, self.value, self.gate):
-            layer.build((None, self.dim))
-        self.out.build((None, self.dim))
-
-    def call(
-        self,
-        x: keras.KerasTensor,
-        seen: keras.KerasTensor,
-        mask: keras.KerasTensor,
-        training: bool = False,
-        chosen: keras.KerasTensor | None = None,
-        age: keras.KerasTensor | None = None,
-        asked: keras.KerasTensor | None = None,
-    ) -> keras.KerasTensor:
-        """Returns the new states of the entries `[rows, n, dim]`, in the dtype of `x`.
-
-        Args:
-            x: Entries to compute, the queries `[rows, n, dim]`.
-            seen: All entries, the keys and values `[rows, length, dim]`.
-            mask: Whether a query attends to a key `[rows, n, length]` bool.
-            training: Whether to apply dropout.
-            chosen: One-hot column of each entry of `x` `[rows, n, length]`; None: `x` is `seen`.
-            age: Ages of all entries `[rows, length]` int32 [s], with `relative_time`.
-            asked: Ages of the query times of the entries of `x` `[rows, n]` int32 [s], with
-                `relative_time`.
-        """
-        normed, all_normed = self.norm(x), self.norm(seen)
-        query = self._in_heads(self.query(normed))
-        key, value = (self._in_heads(layer(all_normed)) for layer in (self.key, self.value))
-        bias = (
-            self._biases(x.dtype)[None]
-            if chosen is None
-            else ops.matmul(chosen, self._biases(x.dtype))
-        )
-
-        def attend(n: slice, past: slice) -> keras.KerasTensor:
-            of_pair = bias[:, n, past]
-            if age is not None and asked is not None:
-                bucket = time_buckets(age[:, None, past], asked[:, n, None])
-                of_pair = of_pair + ops.cast(ops.take(self.time, bucket, axis=0), x.dtype)
-            scores = ops.einsum("bnhd,blhd->bhnl", query[:, n], key[:, past])
-            weights = ops.silu(scores + of_pair[:, None]) / self.length
-            weights = weights * ops.cast(mask[:, None, n, past], x.dtype)
-            return ops.einsum("bhnl,blhd->bnhd", weights, value[:, past])
-
-        attended = in_blocks(attend, x.shape[1], self.length)
-        attended = self.inner_norm(ops.reshape(attended, (-1, x.shape[1], self.dim)))
-        gated = attended * ops.silu(self.gate(normed))
-        return x + self.out(self._drop(gated, training))
-
-    def _biases(self, dtype: str) -> keras.KerasTensor:
-        """Returns the bias of each pair of columns `[length, length]`."""
-        return ops.cast(ops.take(self.distance, distances(self.length), axis=0), dtype)
-
-    def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        shape = (-1, x.shape[1], self.heads, self.dim // self.heads)
-        return ops.reshape(ops.silu(x), shape)
-
-
-# --- buckets of the time between events
-
-_WIDTH = 0.301
-"""Bucket k has the times t with floor(ln(max(1, t)) / 0.301) = k, each about a third longer than
-the one before, as in the code of HSTU (Zhai et al., ICML 2024): 70 of them reach from a second to
-`OLDEST`, 34 years."""
-_N_KNOWN = math.floor(math.log(OLDEST) / _WIDTH) + 1
-N_BUCKETS = 1 + _N_KNOWN
-"""The first bucket is for unknown times."""
-
-# First second of each bucket, and the end of the last bucket.
-_FIRST = np.ceil(np.exp(_WIDTH * np.arange(_N_KNOWN + 1))).astype(np.int32)
-_FIRST[0] = 0
-
-
-def time_buckets(age: keras.KerasTensor, asked: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns the bucket of the time from an event to a later time `[…]` int32.
-
-    Equal on all backends, although they round logarithms differently.
-
-    Args:
-        age: Age of the event `[…]` int32 [s]; below 0: unknown.
-        asked: Age of the later time, likewise; broadcast with `age`. A time before the event counts
-            as the time of the event.
-
-    Returns:
-        0 if either age is unknown, else 1 … `N_BUCKETS` - 1.
-    """
-    passed = ops.maximum(age - asked, 0)
-    guess = ops.log(ops.cast(ops.maximum(passed, 1), "float32")) / _WIDTH
-    guess = ops.minimum(ops.cast(guess, "int32"), _N_KNOWN - 1)
-    above, below = (ops.take(_FIRST, guess + step, axis=0) for step in (1, 0))
-    bucket = guess + ops.cast(passed >= above, "int32") - ops.cast(passed < below, "int32")
-    is_known = ops.logical_and(age >= 0, asked >= 0)
-    return ops.where(is_known, 1 + bucket, 0)

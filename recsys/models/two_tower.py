@@ -15,10 +15,10 @@ from keras import ops
 
 from recsys import registry
 from recsys.data.catalogue import of_history
-from recsys.data.event_log import AGES, ASKED, PLACE
+from recsys.data.event_log import PLACE
 from recsys.errors import UsageError
 from recsys.models.config import RetrievalConfig, TwoTowerConfig
-from recsys.models.layers import Linear, Tower, UserGate
+from recsys.models.layers import Linear, Tower
 from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.terms import Tensors
 
@@ -63,11 +63,6 @@ class TwoTower(RetrievalModel):
             # Anchor of users without id and history if there is no row 0 of the user table.
             normal = keras.initializers.RandomNormal(stddev=0.05, seed=self.seed + 4000)
             self.nobody = self.add_weight(name="nobody", shape=(config.dim,), initializer=normal)
-        self.gate: UserGate | None = None
-        if config.user_gate is not None:
-            gate = config.user_gate
-            self.gate = UserGate(gate.share, gate.learned, name="gate")
-            self.gate.build((None, config.dim))
         of_user, of_item, of_context, of_event = (
             sum(feature.dim for feature in features)
             for features in (
@@ -114,7 +109,7 @@ class TwoTower(RetrievalModel):
         if self.config.user_id:
             # The anchor includes the user's embedding: without it, a new user with an empty history
             # would start from a zero vector, whose direction is noise.
-            anchor = pooled + rest[0] if self.gate is None else self.gate(rest[0], pooled)
+            anchor = pooled + rest[0]
         else:
             has_any = ops.any(rows > 0, axis=1) if at is None else ops.reshape(at >= 0, (-1,))
             has_any = has_any[:, None]
@@ -129,7 +124,7 @@ class TwoTower(RetrievalModel):
             return self._with_attributes(items, features)
         if self.config.history_features:
             items = self._items(items, features, training)
-        more: Tensors = {x: features[x] for x in ("segment", "at", ASKED, AGES) if x in features}
+        more: Tensors = {x: features[x] for x in ("segment", "at") if x in features}
         if PLACE in features:  # The items are unique.
             if self._encoder_type.uses_positions and self.attribute_map is None:
                 more["place"] = features[PLACE]

@@ -21,7 +21,6 @@ import pyarrow as pa
 from recsys import registry
 from recsys.data.candidates import ARRAYS, seal
 from recsys.data.dataset import Data
-from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN, ages, minutes
 from recsys.data.hold_out import newest_share
 from recsys.data.row_log import RowLog
 from recsys.distributed.coordination import agreed, is_primary
@@ -34,9 +33,7 @@ from recsys.pair.lists import list_features, normalised
 from recsys.ragged import RaggedRows, ranges, run_starts
 from recsys.system.files import commit_folder, remove
 from recsys.tasks.judging_side import Progress
-from recsys.tasks.probe_files import times_before
 from recsys.tasks.ranking.rows import Rows, known
-from recsys.tasks.raw_events import MISSING
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.systems import System, open_folder
 
@@ -189,25 +186,11 @@ class _Drawing:
         """Returns the retriever's lists at the moments of rows `[q]`."""
         read, system = self.rows.read(numbers), self.system
         given = {name: read[name] for name in system.inputs if name in read}
-        given |= self._times(numbers, read["timestamp"])
         user = self.rows.log.user_index(numbers)
         ids = self.data.store.train_users.ids.take(pa.array(user))
         scorer, none = system.scorer(ids, read["history"], given), RaggedRows.empty(len(numbers))
         seen, n = self._seen(numbers, user), self.stage.ranker.candidates
         return rank(scorer, none, seen, system.is_candidate, n)
-
-    def _times(self, numbers: np.ndarray, now: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the inputs of the retriever that are times."""
-        store, inputs = self.data.store, self.system.inputs
-        if store.split.order != "time":
-            return {}
-        given = {ASKED_AT: minutes(now)} if ASKED_AT in inputs else {}
-        if AGES in inputs:
-            log, past = self.rows.log, store.train.history
-            first, ends = past.offsets[log.user_index(numbers)], log.history_end[numbers]
-            times = times_before(past, first, ends, self.system.history)
-            given[AGES] = np.where(times == MISSING, UNKNOWN, ages(now[:, None], times))
-        return given
 
     def _seen(self, numbers: np.ndarray, user: np.ndarray) -> RaggedRows:
         """Returns the items that a served list would leave out for the users of rows `[q]`."""

@@ -115,9 +115,29 @@ def copy_files(folder: Path, *parts: Any) -> None:
         fresh.rename(folder / FOLDER)
 
 
+_UNUSED: dict[str, dict[str, Any]] = {
+    "model": {
+        "item_age": None,
+        "user_gate": None,
+        "sequence": {"layers": 2, "heads": 2, "dropout": 0.2, "width": None},
+    },
+    "pooling": {"fact_dropout": 0.1, "event_weight": False, "event_kind": False},
+}
+_UNUSED["config"] = _UNUSED["model"]
+"""Removed keys that have no effect if they have this value, by the part that had them."""
+
+
 def read_in_folder(kind: type[ModelT], fields: Any, folder: Path) -> ModelT:
     """Returns the part of a config that `fields` of a model folder's `model.json` describe."""
-    return kind.model_validate_json(json.dumps(fields), context={"folder": folder})
+    return kind.model_validate_json(json.dumps(_used(fields)), context={"folder": folder})
+
+
+def _used(fields: Any, part: str = "") -> Any:
+    """Returns the fields of a folder without removed keys that have no effect."""
+    if not isinstance(fields, dict):
+        return fields
+    unused = _UNUSED.get(part, {})
+    return {k: _used(x, k) for k, x in fields.items() if k not in unused or x != unused[k]}
 
 
 def _read(value: Any, info: pydantic.ValidationInfo) -> File:

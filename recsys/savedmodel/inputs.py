@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from recsys.data.event_log import UNKNOWN
 from recsys.data.sources.values import NUMBER
 from recsys.data.sources.vectors import BETWEEN, ENDS
 from recsys.data.vocabulary import Vocabulary
@@ -239,15 +238,6 @@ def _vectors(name: str, texts: tf.Tensor, length: int) -> tf.Tensor:
 def _rows(shape: tf.Tensor) -> tf.Tensor:
     """Returns the row of each value of a flattened tensor of `shape` `[2]`."""
     return tf.repeat(tf.range(shape[0]), shape[1])
-
-
-def minutes_of(times: tf.Tensor) -> tf.Tensor:
-    """Returns the whole minutes since 1970 of times `[b]` int64 [s], int32.
-
-    See `recsys.data.event_log.minutes`; `UNKNOWN` for a missing time.
-    """
-    minute = tf.cast(tf.clip_by_value(times // 60, 0, tf.int32.max), tf.int32)
-    return tf.where(times == tf.int64.min, UNKNOWN, minute)
 
 
 def seconds(texts: tf.Tensor) -> tf.Tensor:

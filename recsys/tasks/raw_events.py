@@ -16,7 +16,6 @@ import pyarrow as pa
 from recsys.data.catalogue import of_history
 from recsys.data.event_examples import example_values
 from recsys.data.event_features import LearnedFeature, encode_features
-from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN, ages, minutes
 
 MISSING = np.iinfo(np.int64).min
 """A missing time, or gap."""
@@ -89,15 +88,8 @@ class RawEvents:
         known = {
             **asked,
             **{of_history(k): x.reshape(n, length, *x.shape[1:]) for k, x in of_events.items()},
-            ASKED_AT: np.where(self.now == MISSING, UNKNOWN, minutes(self.now)),
-            AGES: self._ages(),
         }
         return {name: known[name] for name in names}
-
-    def _ages(self) -> np.ndarray:
-        times, now = self.times[:, :-1], self.now[:, None]
-        is_known = times != MISSING
-        return np.where(is_known, ages(now, np.where(is_known, times, now)), UNKNOWN)
 
     def texts(self, columns: Any, time_column: str) -> dict[str, np.ndarray]:
         """Returns what a client sends, `[n, …]` texts by input.

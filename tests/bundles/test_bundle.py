@@ -102,7 +102,7 @@ def test_a_manifest_of_an_earlier_version_has_the_fields_of_today(tmp_path):
     (bundle / "manifest.json").write_text(json.dumps({**fields, "files": {}}))
     found = bundles.read_manifest(bundle)
     events = EventColumns.of_manifest(found)
-    assert (found["direction_width"], found["event_inputs"]) == (8, ["history_age", "asked_at"])
+    assert (found["direction_width"], found["event_inputs"]) == (8, [])
     assert events.of_context({"query_time": ["5"]}) == {"query_time": ["5"]}
     asked = {"history_age": ["3.5", ""], "history_kind": ["buy"]}
     assert events.of_history(asked, 2) == asked

@@ -1,15 +1,19 @@
 """Context and attributes of events in the towers equal NumPy in float64."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 from pydantic import ValidationError
 from tower_models import BARE, HISTORY, ITEMS, SEQUENCE, USERS, build, run, weights
 
+from recsys.config import TrainStage, TwoTowerConfig
 from recsys.data.event_log import ITEM, PLACE
 from recsys.models import TwoTower
-from recsys.models.config import HstuConfig, SasRecConfig
+from recsys.models.config import SasRecConfig
 from recsys.models.inputs import FeatureSpec
+from recsys.registry.file_option import read_in_folder
 from recsys.tasks.retrieval.training.batches import unique_items
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
@@ -90,12 +94,12 @@ def test_towers_read_context_and_attributes(pooling):
         np.testing.assert_allclose(found[query], expected, rtol=1e-4, atol=1e-4)
 
 
-PACKED = HstuConfig(layers=2, heads=2, dropout=0.0)
+PACKED = SasRecConfig(layers=2, heads=2, dropout=0.0)
 ALIKE = {
     "mean": {"pooling": "mean"},
     "attention": {"pooling": "attention"},
-    "hstu": {"pooling": PACKED},
-    "sequence": {"pooling": "sequence", "sequence": SEQUENCE},
+    "sasrec": {"pooling": PACKED},
+    "without a mean": {"pooling": SEQUENCE},
 }
 
 
@@ -160,6 +164,11 @@ def test_training_starts_from_the_items_alone():
 
 def test_models_of_an_earlier_version_are_read_unless_they_read_kinds():
     unused = {"fact_dropout": 0.1, "event_weight": False, "event_kind": False}
-    assert SasRecConfig.model_validate({"layers": 3, **unused}) == SasRecConfig(layers=3)
-    with pytest.raises(ValidationError, match="event_kind"):
-        SasRecConfig.model_validate({**unused, "event_kind": True})
+    pooling = {"type": "sasrec", "layers": 3, **unused}
+    model = {"type": "two_tower", "item_age": None, "user_gate": None, "pooling": pooling}
+    found = read_in_folder(TrainStage, {"model": model}, Path())
+    assert found.model == TwoTowerConfig(pooling=SasRecConfig(layers=3))
+    of_kinds = {**pooling, "event_kind": True}
+    for part in (model | {"item_age": {"bins": 4}}, model | {"pooling": of_kinds}):
+        with pytest.raises(ValidationError, match=r"item_age|event_kind"):
+            read_in_folder(TrainStage, {"model": part}, Path())

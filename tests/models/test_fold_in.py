@@ -90,9 +90,7 @@ def test_training_learns_rows_and_reads_no_history():
         {"temperature": 0.1},
         {"user_id": False},
         {"item_bias": True},
-        {"item_age": {"bins": 4}},
         {"item_neighbours": 4},
-        {"user_gate": {"share": 0.3}},
         {"widths": ()},
     ],
 )

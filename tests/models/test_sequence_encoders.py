@@ -1,4 +1,4 @@
-"""SASRec, LiGR and HSTU equal NumPy, are causal, and equal with and without packing."""
+"""SASRec and LiGR equal NumPy, are causal, and equal with and without packing."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 from recsys.models import sequences
-from recsys.models.sequences import N_BUCKETS, Hstu, Ligr, SasRec, time_buckets
+from recsys.models.sequences import Ligr, SasRec
 
 DIM, HEADS, LENGTH = 8, 2, 7
 SHARE, FREQUENCIES = 0.7, 2
@@ -17,7 +17,6 @@ FILTERED = {"filter_share": SHARE, "filter_frequencies": FREQUENCIES}
 KINDS = {
     "sasrec": SasRec,
     "ligr": Ligr,
-    "hstu": Hstu,
     "sasrec, filter": functools.partial(SasRec, **FILTERED),
     "ligr, filter": functools.partial(Ligr, **FILTERED),
 }
@@ -119,13 +118,13 @@ def mixed(layer, name, x):
     return SHARE * filtered + (1 - SHARE) * attention(layer, name, x)
 
 
-def sasrec(layer, name, x, columns):
+def sasrec(layer, name, x):
     x = x + mixed(layer, name, x)
     inner = np.maximum(linear(layer, f"{name}/widen", norm(layer, f"{name}/feed_norm", x)), 0)
     return x + linear(layer, f"{name}/narrow", inner)
 
 
-def ligr(layer, name, x, columns):
+def ligr(layer, name, x):
     gate = sigmoid(linear(layer, f"{name}/gate", x))
     x = x + gate * mixed(layer, name, x)
     normed = norm(layer, f"{name}/feed_norm", x)
@@ -135,34 +134,12 @@ def ligr(layer, name, x, columns):
     )
 
 
-def hstu(layer, name, x, columns, passed=None):
-    normed = norm(layer, f"{name}/norm", x)
-    q, k, v, u = (
-        silu(linear(layer, f"{name}/{part}", normed)) for part in ("query", "key", "value", "gate")
-    )
-    distance = w(layer, f"{name}/distance")
-    bias = distance[np.maximum(columns[:, None] - columns[None, :], 0)]
-    if passed is not None:
-        bias = bias + w(layer, f"{name}/time")[bucket(passed)]
-    scores = heads_of(q) @ heads_of(k).transpose(0, 2, 1) + bias
-    weights = silu(scores) / LENGTH * np.tri(len(x))
-    attended = (weights @ heads_of(v)).transpose(1, 0, 2).reshape(len(x), DIM)
-    attended = norm(layer, f"{name}/inner_norm", attended)
-    return x + linear(layer, f"{name}/out", attended * u)
-
-
-def bucket(passed):
-    """0 for unknown times, -1; else one above the bucket of the paper's code, in float64."""
-    whole = np.floor(np.log(np.maximum(passed, 1)) / 0.301).astype(int)
-    return np.where(passed < 0, 0, 1 + whole)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_are_those_of_the_papers_equations(kind):
     layer = build(kind)
     items, rows, segment, at = packed()
     values = states(layer, items, rows, segment=segment, at=at).reshape(len(rows), LENGTH, DIM)
-    block = {"sasrec": sasrec, "ligr": ligr, "hstu": hstu}[kind.split(",")[0]]
+    block = {"sasrec": sasrec, "ligr": ligr}[kind.split(",")[0]]
     n_compared = 0
     for r in range(len(rows)):
         for user in set(segment[r].tolist()):
@@ -173,7 +150,7 @@ def test_states_are_those_of_the_papers_equations(kind):
             place = np.arange(len(columns))
             x = items[r, columns].astype(np.float64) * np.sqrt(DIM) + w(layer, "place")[place]
             for number in range(2):
-                x = block(layer, f"block_{number}", x, LENGTH - 1 - columns)
+                x = block(layer, f"block_{number}", x)
             expected = norm(layer, "norm", x) + mean(layer, items[r, columns], columns)
             np.testing.assert_allclose(values[r, columns], expected, rtol=2e-4, atol=2e-4)
             n_compared += len(columns)
@@ -235,79 +212,3 @@ def test_no_item_gives_zeros_and_finite_gradients(kind):
     assert newest[1].any()
     gradients = jax.tree.leaves(jax.grad(total, (0, 1))(values, items))
     assert all(np.isfinite(np.asarray(g)).all() for g in gradients)
-
-
-# --- times
-
-
-def timed(seed=0, unknown=0.0):
-    """Packed rows with ages, the newest of a user 0, and questions a while after each item."""
-    items, rows, segment, at = packed(seed)
-    rng = np.random.default_rng(seed)
-    gaps = rng.integers(0, 10 ** rng.integers(1, 8, rows.shape))
-    age = np.cumsum(gaps, axis=1)
-    is_first = np.ones(rows.shape, bool)
-    is_first[:, 1:] = segment[:, 1:] != segment[:, :-1]
-    newest = np.maximum.accumulate(np.where(is_first, age, 0), axis=1)
-    # The user's newest item is old, too: the query time is then.
-    age = age - newest + 10**8
-    asked = age - rng.integers(1, 10**7, rows.shape)
-    age = np.where(rng.random(rows.shape) < unknown, -1, age)
-    times = {"history_age": age.astype(np.int32), "asked_age": asked.astype(np.int32)}
-    return items, rows, {"segment": segment, "at": at, **times}
-
-
-@pytest.mark.parametrize("unknown", [0.0, 0.3])
-def test_with_times_the_last_block_looks_back_from_the_question(unknown):
-    layer = build("hstu", relative_time=True)
-    items, rows, given = timed(3, unknown)
-    values = states(layer, items, rows, **given).reshape(len(rows), LENGTH, DIM)
-    age, asked = given["history_age"].astype(np.int64), given["asked_age"].astype(np.int64)
-    n_compared = 0
-    for r in range(len(rows)):
-        for user in set(given["segment"][r].tolist()):
-            columns = np.flatnonzero((given["segment"][r] == user) & (rows[r] > 0))[::-1]
-            if not len(columns):
-                continue
-            own = age[r, columns]
-            x = items[r, columns].astype(np.float64) * np.sqrt(DIM)
-            x = x + w(layer, "place")[np.arange(len(columns))]
-            for number, moment in enumerate((own, asked[r, columns])):
-                passed = np.maximum(own[None, :] - moment[:, None], 0)
-                passed[(own[None, :] < 0) | (moment[:, None] < 0)] = -1
-                x = hstu(layer, f"block_{number}", x, LENGTH - 1 - columns, passed)
-            expected = norm(layer, "norm", x) + mean(layer, items[r, columns], columns)
-            np.testing.assert_allclose(values[r, columns], expected, rtol=2e-4, atol=2e-4)
-            n_compared += len(columns)
-    assert n_compared > 15
-
-
-def test_only_differences_of_ages_count_and_a_row_of_its_own_is_asked_at_age_0():
-    layer = build("hstu", relative_time=True)
-    items, rows, given = timed(5)
-    together = states(layer, items, rows, **given)
-    later = {name: given[name] + 10**8 for name in ("history_age", "asked_age")}
-    np.testing.assert_array_equal(states(layer, items, rows, **{**given, **later}), together)
-    r, column = 0, int(np.flatnonzero(rows[0])[0])
-    mine = np.flatnonzero(given["segment"][r] == given["segment"][r, column])
-    mine = mine[mine >= column]
-    own_items, own_rows = np.zeros((1, LENGTH, DIM), np.float32), np.zeros((1, LENGTH), np.int32)
-    age = np.full((1, LENGTH), -1, np.int32)
-    own_items[0, : len(mine)], own_rows[0, : len(mine)] = items[r, mine], rows[r, mine]
-    age[0, : len(mine)] = given["history_age"][r, mine] - given["asked_age"][r, column]
-    alone = states(layer, own_items, own_rows, history_age=age)
-    expected = together.reshape(len(rows), LENGTH, DIM)[r, column]
-    np.testing.assert_allclose(alone[0], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_buckets_are_those_of_whole_numbers_everywhere():
-    first = np.ceil(np.exp(0.301 * np.arange(1, 70))).astype(np.int64)
-    edges = np.concatenate([[0, 1, 2, 2**30], first - 1, first, first + 1])
-    # In float64 no edge is close to an integer.
-    assert np.abs(0.301 * np.arange(1, 70) - np.log(first)).min() > 1e-12
-    found = time_buckets(edges.astype(np.int32), np.zeros(1, np.int32))
-    np.testing.assert_array_equal(np.asarray(found), bucket(edges))
-    assert np.asarray(found).max() == N_BUCKETS - 1
-    shifted = time_buckets(edges.astype(np.int32), np.full(1, 2**30, np.int32))
-    assert set(np.asarray(shifted).tolist()) == {1}
-    assert time_buckets(np.int32([-1, 5]), np.int32([0, -1])).tolist() == [0, 0]

@@ -27,11 +27,9 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.embedding import Adagrad, activate, table_layout, verify_placement
 from recsys.errors import UsageError
 from recsys.models import ModelSpec, TwoTower
-from recsys.models.config import UserGateConfig
 from recsys.models.encoders import PositionWeights
 from recsys.models.inference import Inference
 from recsys.models.inputs import FeatureSpec
-from recsys.models.layers import UserGate
 from recsys.strict import Strict
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
@@ -83,8 +81,10 @@ def block(w, name, x, heads=2):
 
 
 def sequence(w, history, blocks=1):
-    real = [(place, row) for place, row in enumerate(history) if row][::-1]
-    x = np.stack([w["items"][row] * math.sqrt(DIM) + w["history/place"][p] for p, row in real])
+    real = [row for row in history if row][::-1]
+    x = np.stack(
+        [w["items"][row] * math.sqrt(DIM) + w["history/place"][p] for p, row in enumerate(real)]
+    )
     for number in range(blocks):
         x = block(w, f"history/block_{number}", x)
     return norm(w, "history/norm", x)[-1]
@@ -233,32 +233,6 @@ def test_a_bias_is_added_to_the_similarity_of_an_item_with_anybody(similarity):
     scores = queries(model, history, [4, 1]) @ run(model, "embed_candidate", rows).T
     expected = queries(plain, history, [4, 1]) @ run(plain, "embed_candidate", rows).T
     np.testing.assert_allclose(scores, expected + bias[[5, 0, 1], 0], atol=1e-6)
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_a_gate_weighs_the_own_row_against_the_mapped_history(learned):
-    gate = UserGateConfig(share=0.3, learned=learned)
-    model = build(widths=None, similarity="dot", user_gate=gate)
-    w = weights(model)
-    assert ("gate/logit" in w) == learned
-    share = 1 / (1 + math.exp(-w["gate/logit"])) if learned else 0.3
-    pooled = np.stack([mean(w, [2, 3]), mean(w, [4]), np.zeros(DIM)])
-    expected = share * w["users"][[4, 1, 2]] + (1 - share) * pooled @ w["gate/map"]
-    found = queries(model, histories([2, 3], [4], []), [4, 1, 2])
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_a_gate_begins_with_the_share_and_the_history_itself():
-    gate = UserGate(0.3, is_learned=True)
-    gate.build((None, 2))
-    row, history = np.array([[1.0, 2.0]], np.float32), np.array([[3.0, 5.0]], np.float32)
-    np.testing.assert_allclose(gate(row, history), 0.3 * row + 0.7 * history, rtol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{"user_id": False}, {"pooling": "none"}])
-def test_a_gate_needs_rows_of_users_and_histories(options):
-    with pytest.raises(ValueError, match="user_gate"):
-        TwoTowerConfig(user_gate=UserGateConfig(), **options)
 
 
 @pytest.mark.parametrize("item_bias", [False, True])

@@ -25,7 +25,7 @@ from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.embedding import SGD
 from recsys.errors import UsageError
 from recsys.models import ModelSpec, TwoTower
-from recsys.models.config import LEARNED_TEMPERATURE, SequenceConfig
+from recsys.models.config import LEARNED_TEMPERATURE, SasRecConfig
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ def test_the_state_of_dropout_is_a_variable_to_go_on_from():
     np.testing.assert_array_equal(in_training(one, x), in_training(two, x))
 
 
-@pytest.mark.parametrize("kind", ["gate", "dropout", "temperature"])
+@pytest.mark.parametrize("kind", ["dropout", "temperature"])
 def test_paths_are_unique_and_the_same_each_time(kind):
     paths = []
     for _ in range(2):
@@ -163,10 +163,10 @@ def test_a_temperature_that_starts_outside_its_range_is_refused(start):
     TwoTowerConfig(learn_temperature=False, temperature=start)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "sequence"])
+@pytest.mark.parametrize("pooling", ["mean", SasRecConfig(dropout=0.0)], ids=["mean", "sasrec"])
 def test_bfloat16_rounds_in_training_alone(pooling):
     options = {"dim": DIM, "history": HISTORY, "pooling": pooling, "widths": (16,)}
-    config = TwoTowerConfig(**options, sequence=SequenceConfig(dropout=0.0))
+    config = TwoTowerConfig(**options)
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=())
     full, half = (TwoTower(spec, seed=7, compute_dtype=dtype) for dtype in ("float32", "bfloat16"))
     for model in (full, half):

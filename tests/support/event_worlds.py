@@ -13,7 +13,7 @@ from recsys.data.config import read_event_feature
 from recsys.data.event_features import LearnedFeature, encode_features, save_event_features
 from recsys.data.store import InteractionStore
 from recsys.models import ModelInputs, TwoTower
-from recsys.models.config import HstuConfig, ItemAgeConfig
+from recsys.models.config import SasRecConfig
 from recsys.tasks.model_folder import save_model
 from recsys.tasks.retrieval.probe import save_candidates, save_probe
 
@@ -33,7 +33,7 @@ KINDS = [
     {"name": "gap", "kind": "gap"},
     {"name": "pair", "kind": "cross", "of": ["device", "hour"], "hash_buckets": 40},
 ]
-TIMES = HstuConfig(layers=1, heads=2, dropout=0.0, relative_time=True)
+ENCODER = SasRecConfig(layers=1, heads=2, dropout=0.0)
 
 
 @dataclasses.dataclass
@@ -136,17 +136,12 @@ def write_world(folder, seed=0):
 def write_model(folder, data, seed=0, **options):
     """Writes a model folder with random weights, as a trainer does."""
     inputs = ModelInputs.open(data)
-    options = {"pooling": TIMES, "item_age": ItemAgeConfig(bins=4), **options}
+    options = {"pooling": ENCODER, **options}
     config = TwoTowerConfig(dim=8, feature_dim=3, history=HISTORY, widths=(6,), **options)
     model = TwoTower(inputs.spec(config))
     model.build()
     for number, variable in enumerate(model.weights):
-        if "steps" in variable.path:
-            continue
-        if variable.dtype == "int32":  # Times of items, and reference times [min].
-            minutes = CUT // 60 - 7_000 * np.arange(variable.shape[0])[::-1]
-            variable.assign(minutes.astype(np.int32))
-        else:
+        if "steps" not in variable.path:
             variable.assign(random_values(variable, number + seed))
     save_model(folder, model, TrainStage(model=config, train=TrainConfig()), data)
     save_candidates(folder, model, inputs)

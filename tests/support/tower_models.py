@@ -8,27 +8,20 @@ import numpy as np
 
 from recsys.config import TwoTowerConfig
 from recsys.models import ModelSpec, TwoTower
-from recsys.models.config import SequenceConfig, UserGateConfig
+from recsys.models.config import SasRecConfig
 
 DIM, HISTORY, USERS, ITEMS = 8, 5, 11, 13
 # Towers without layers and without user ids show the pooled history itself.
 BARE = {"user_id": False, "widths": None, "similarity": "dot"}
-SEQUENCE = SequenceConfig(layers=1, heads=2, width=6, dropout=0.0)
+SEQUENCE = SasRecConfig(layers=1, heads=2, width=6, dropout=0.0, add_mean=False)
 POOLINGS = {
     "mean": {"pooling": "mean"},
     "attention": {"pooling": "attention"},
-    "two blocks": {
-        "pooling": "sequence",
-        "sequence": SEQUENCE.model_copy(update={"layers": 2}),
-    },
+    "two blocks": {"pooling": SEQUENCE.model_copy(update={"layers": 2})},
 }
-DROPPED = {
-    "pooling": "sequence",
-    "sequence": SEQUENCE.model_copy(update={"dropout": 0.5}),
-}
+DROPPED = {"pooling": SEQUENCE.model_copy(update={"dropout": 0.5})}
 EVERY = {
     "no layers": {"widths": None, "item_bias": True},
-    "gate": {"user_gate": UserGateConfig(share=0.3, learned=True)},
     "nobody": BARE,
     "attention": {"pooling": "attention", "user_id": False},
     "sequence": {**BARE, **POOLINGS["two blocks"]},

@@ -11,14 +11,11 @@ from checked_here import CheckedHere
 
 from recsys.bundles.export import Sources, export
 from recsys.config import ExportConfig, ExportStage
-from recsys.data.vocabulary import Vocabulary
 from recsys.errors import UsageError
-from recsys.savedmodel.signatures import SavedModelGraph
 from recsys.serving.batch_file import as_batch
 from recsys.serving.recommendations import load_bundle
 from recsys.serving.served_model import Retriever
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.retrieval.judging.bundle_queries import embed
 
 
 def main(folder, kinds, exported):
@@ -45,24 +42,13 @@ def export_and_ask(folder, model, saved):
     bundle = folder / f"bundle-{model.name}"
     exported = export(stage, Sources(model, folder / "data"), bundle)
     signatures = tf.saved_model.load(str(bundle)).signatures
-    reads_times = saved.model.spec.config.reads_times
-    knows_ages = saved.model.spec.config.item_age is not None
-    times = {
-        "history_timestamp": tf.constant([["1000000", "910030"], ["", ""]]),
-        "context_timestamp": tf.constant([["1000030"], [""]]),
-    }
     answer = signatures["recommend"](
         user_id=tf.constant(["u3", "nobody"]),
         history=tf.constant([["i4", "i5"], ["", ""]]),
         exclude_seen=tf.constant([False, False]),
-        **(times if reads_times else {}),
-        **({"context_timestamp": tf.constant([[""], [""]])} if knows_ages else {}),
     )
     served = asked_of_retriever(bundle) if saved.model.spec.config.item_bias else {}
-    if knows_ages:
-        served |= asked_at(bundle, signatures)
-    elif not reads_times:
-        served |= refused(bundle)
+    served |= refused(bundle)
     return {
         "checked": exported["checked_queries"],
         "source": answer["source"].numpy().astype(str),
@@ -77,9 +63,6 @@ def asked_of_retriever(bundle):
     retriever = Retriever.open(bundle)
     inputs = retriever.query_inputs(["u3", "nobody"], exclude_seen=False)
     inputs["history"] = np.array([[b"i4", b"i5"], [b"", b""]], object)
-    if "history_timestamp" in inputs:
-        inputs["history_timestamp"] = np.array([[b"1000000", b"910030"], [b"", b""]], object)
-        inputs["context_timestamp"] = np.array([[b"1000030"], [b""]], object)
     answer = retriever.ask("recommend", inputs)
     k = answer["candidate_ids"].shape[1]
     ranked = retriever.rank(inputs, k, is_batch=True)
@@ -90,34 +73,6 @@ def asked_of_retriever(bundle):
         "served_scores": answer["scores"],
         "file_ids": np.array([row.as_py() for row in batch["item_ids"]]),
         "similar": np.array([item["id"] for item in retriever.catalogue.similar(row, 5)]),
-    }
-
-
-def asked_at(bundle, signatures):
-    """Answers of a bundle with item ages at several query times."""
-    moments = ["", "1970-01-01T00:02:59Z", "180", "539.0", "1970-01-01 00:09", "719", "300000"]
-    n, history = len(moments), ["i4", "i5"]
-    answer = signatures["embed_query"](
-        user_id=tf.constant(["u3"] * n),
-        history=tf.constant([history] * n),
-        context_timestamp=tf.constant([[moment] for moment in moments]),
-    )
-    # As an evaluation asks.
-    items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
-    rows = np.tile(items.rows([*history, "", "", ""]), (n, 1))
-    given = {"asked_at": np.int32([-1, 2, 3, 8, 9, 11, 5000])}
-    embedded = embed(SavedModelGraph(bundle), items, pa.array(["u3"] * n), rows, given)
-    loaded = load_bundle(bundle)
-    by_python = [
-        loaded.recommend(
-            "u3", k=15, history=history, context={"timestamp": moment}, exclude_seen=False
-        )
-        for moment in ("", 539)
-    ]
-    return {
-        "asked": answer["embedding"].numpy(),
-        "embedded": embedded,
-        "by_python": np.array([[item.score for item in answer] for answer in by_python]),
     }
 
 

@@ -114,7 +114,6 @@ def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, t
     train = {**STAGE["train"], "epochs": 3, "validation": {"share": 0.1, "patience": None}}
     train["hard_negatives"] = {"count": 32, "pool": 10, "skip": 1}
     model = {**STAGE["model"], "table_placement": placement, "item_neighbours": 3}
-    model["item_age"] = {"bins": 4}
     stage = {"model": model, "train": train}
     one, two = Run(tmp_path / "one", data, stage), Run(tmp_path / "two", data, stage, processes=2)
     one.finish_here()

@@ -117,7 +117,7 @@ def test_adamw_leaves_alone_what_is_no_matrix():
     assert optimizer.weight_decay == 0.5
 
 
-@pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
+@pytest.mark.parametrize("pooling", ["mean", "attention", "sasrec"])
 def test_positions_are_not_decayed(pooling):
     config = TwoTowerConfig(dim=8, history=4, pooling=pooling)
     ids = ["", *(f"i{n}" for n in range(1, 9))]

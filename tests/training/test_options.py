@@ -160,7 +160,6 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
                 "item_bias": True,
                 "learn_temperature": True,
                 "item_neighbours": 3,
-                "item_age": {"bins": 4},
             },
             {"loss": "full_softmax", "accumulate": 4, "table_regularisation": {"items": 1e-5}},
         ),

@@ -97,7 +97,6 @@ def trained(config):
             "model.table_placement=column",
             "train.table_optimizer={type: row_wise_adagrad, clipnorm: 1.0}",
             "model.item_neighbours=4",
-            "model.item_age={bins: 4}",
             "train.accumulate=2",
             "train.ema=0.9",
             "train.negative_groups=2",
@@ -107,7 +106,7 @@ def trained(config):
         pytest.param(
             [
                 "model.table_placement=replicated",
-                "model.pooling=hstu",
+                "model.pooling=ligr",
                 "model.history_tower=true",
                 "train.clip_norm=1.0",
             ],

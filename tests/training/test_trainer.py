@@ -23,7 +23,7 @@ from recsys.training.trainer import Trainer
 EPOCHS = 4
 SETTINGS = TrainStage.model_validate(
     {
-        "model": {**STAGE["model"], "item_neighbours": 3, "item_age": {"bins": 4}},
+        "model": {**STAGE["model"], "item_neighbours": 3},
         "train": {
             **STAGE["train"],
             "epochs": EPOCHS,

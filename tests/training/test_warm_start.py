@@ -184,24 +184,6 @@ def test_neighbours_of_items_are_no_earlier_model_s(tmp_path):
     assert not np.asarray(model.terms["item_neighbours"].neighbours.value).any()
 
 
-def test_what_ages_add_goes_on_and_births_and_moments_are_recounted(tmp_path):
-    asked, data = stage({"item_age": {"bins": 3}}), OLD.save(tmp_path / "data")
-    base = save_base(tmp_path / "model", data, OLD, asked)
-    now = stage({"item_age": {"bins": 5}})  # No other model.
-    model, _, _ = carried(base, NEW, now)
-    before, found = Folder(base).everything(), all_in_order(model)
-    for name in ("at_knots", "unseen"):
-        path = f"two_tower/item_ages/{name}"
-        assert found[path].any()
-        assert found[path].tobytes() == before[path].tobytes()
-    # Rows and moments are others now: the trainer takes them by `adapt`.
-    assert (np.asarray(model.terms["item_age"].births.value) == -1).all()
-    assert np.asarray(model.terms["item_age"].births.value).shape == (8,)
-    assert np.asarray(model.terms["item_age"].moments.value).tolist() == [0] * 5
-    assert now.model.architecture() == asked.model.architecture()
-    assert stage().model.architecture() != asked.model.architecture()
-
-
 def test_towers_moments_and_dropout_go_on_and_steps_are_counted_on(old):
     model, _, _ = carried(old, NEW)
     found, before = all_in_order(model), Folder(old).everything()

@@ -1,9 +1,8 @@
 """Features of events in the graph: raw columns to context and attributes.
 
 A time, the raw time column of the interactions, has several uses. In the context it is the query
-time: for the parts of a date, the gap to the newest event of the history, the ages of that
-history's events, and the ages of items. Without it, ages of events are relative to the newest
-event of all, items are as old as after all training events, and the other features are missing.
+time: for the parts of a date, and the gap to the newest event of the history. Without it, these
+are missing.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import tensorflow as tf
 from recsys.data.catalogue import of_history
 from recsys.data.event_features import LearnedFeature
 from recsys.data.event_graphs import MISSING, EventEncoder
-from recsys.data.event_log import AGES, ASKED_AT, OLDEST, UNKNOWN
 from recsys.data.label_config import LabelConfig
 from recsys.data.statistics import labels_of_users
 from recsys.models.inputs import EventInput
 from recsys.savedmodel.event_columns import ATTRIBUTE, CONTEXT, Column, EventColumns, Type
-from recsys.savedmodel.inputs import minutes_of, typed
+from recsys.savedmodel.inputs import typed
 from recsys.savedmodel.signatures import encoded_name, event_inputs
 from recsys.tasks.model_folder import TrainedModel
 from recsys.tasks.serving.stored_users import StoredUsers
@@ -68,19 +66,9 @@ class EventReads:
         return tuple(one for one in self.features if of_history(one.name) in self.names)
 
     @property
-    def ages(self) -> bool:
-        """Whether it reads the ages of the events of histories."""
-        return AGES in self.names
-
-    @property
-    def now(self) -> bool:
-        """Whether it reads the query time."""
-        return ASKED_AT in self.names
-
-    @property
     def needs_times(self) -> bool:
         """Whether the times of histories' events are needed."""
-        return self.ages or any(f.feature.value == "gap" for f in self.context_parts)
+        return any(f.feature.value == "gap" for f in self.context_parts)
 
     @property
     def context_parts(self) -> tuple[LearnedFeature, ...]:
@@ -104,9 +92,8 @@ class EventReads:
         Args:
             time_column: Column of the times of events.
         """
-        needs_now = self.needs_times or self.now
         return EventColumns(
-            _columns(self.context_parts, CONTEXT, time_column, needs_now),
+            _columns(self.context_parts, CONTEXT, time_column, self.needs_times),
             _columns(self.attribute_parts, ATTRIBUTE, time_column, self.needs_times, self.labels),
         )
 
@@ -198,10 +185,6 @@ class ServedEvents(tf.Module):
         encoded = self._encoded(
             CONTEXT, context, n_values, lambda: _gaps_to(now, before[:, None, :])
         )
-        if reads.ages:
-            inputs[AGES] = _ages(now[:, 0], before[:, :length], users.newest_time)
-        if reads.now:
-            inputs[ASKED_AT] = minutes_of(now[:, 0])
         return inputs, {one.name: encoded[one.name] for one in reads.context}
 
     def _times(self, prefix: str, texts: _Tensors) -> tf.Tensor:
@@ -235,20 +218,6 @@ class ServedEvents(tf.Module):
         return {
             name: x if x.dtype == tf.float32 else tf.cast(x, tf.int32) for name, x in made.items()
         }
-
-
-def _ages(now: tf.Tensor, times: tf.Tensor, newest: tf.Tensor) -> tf.Tensor:
-    """Returns the ages of events `[b, n]` int32 [s]; `UNKNOWN` without a time.
-
-    Args:
-        now: Query times `[b]`; missing ones are the newest time of all.
-        times: Times of the events `[b, n]`.
-        newest: The newest stored time.
-    """
-    newest = tf.maximum(newest, tf.reduce_max(times, axis=1))
-    now = tf.where(now == MISSING, newest, now)
-    age = tf.cast(tf.clip_by_value(now[:, None] - times, 0, OLDEST), tf.int32)
-    return tf.where(times == MISSING, UNKNOWN, age)
 
 
 def _gaps(times: tf.Tensor) -> tf.Tensor:

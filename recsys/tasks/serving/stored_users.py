@@ -76,11 +76,6 @@ class StoredUsers(tf.Module):
         places, is_inside = self._newest_places(user, length)
         return tf.where(is_inside, tf.gather(self._times, places), tf.int64.min)
 
-    @property
-    def newest_time(self) -> tf.Tensor:
-        """The newest time of all events."""
-        return tf.gather(self._times, tf.size(self._times) - 1)
-
     def feature(self, name: str, user: tf.Tensor, length: int) -> tf.Tensor:
         """Returns a feature of the events that `newest` returns `[b, length, …]`.
 

@@ -31,8 +31,6 @@ class PairColumns:
     user_id: bool = True
     history_features: bool = False
     reads_attributes: bool = False
-    reads_times: bool = False
-    reads_query_time: bool = False
     stage_one: bool = False
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.config import AGES, ASKED_AT
-from recsys.data.event_log import UNKNOWN
 from recsys.data.vocabulary import Vocabulary, stand_ins
 from recsys.models.inputs import Given
 from recsys.ragged import slices
@@ -20,6 +18,8 @@ from recsys.system.events import emit
 from recsys.tasks.bundle_process import BundleProcess
 
 _PLAIN, _BLOCK = "embed_query", 1024
+_TIMES = ("history_age", "asked_at")
+"""Inputs of bundles of earlier versions; -1 is unknown."""
 
 
 def embed(
@@ -53,8 +53,6 @@ def embed(
             "history": np.concatenate([id_of_row[history[block]], unknown], axis=1),
             **{encoded_name(name): x[block] for name, x in given.items()},
         }
-        if signature == _PLAIN:
-            known |= _older({name: x[block] for name, x in given.items()})
         inputs = {
             name: known[name] if name in known else _missing(name, spec, len(unknown))
             for name, spec in bundle.signatures[signature].items()
@@ -70,15 +68,4 @@ def _missing(name: str, spec: SignatureInput, n: int) -> np.ndarray:
     shape = (n, *(1 if size < 0 else size for size in spec.shape[1:]))
     if spec.dtype == "DT_STRING":
         return np.full(shape, "", object)
-    return np.full(shape, UNKNOWN if name in (AGES, ASKED_AT) else 0, DTYPES[spec.dtype])
-
-
-def _older(given: Given) -> dict[str, np.ndarray]:
-    """Returns ages and query times as texts, for a bundle whose manifest has the format 1."""
-    texts = {}
-    if AGES in given:
-        texts[AGES] = np.where(given[AGES] < 0, "", given[AGES].astype("U11")).astype(object)
-    if ASKED_AT in given:
-        times = np.datetime_as_string(given[ASKED_AT].astype("datetime64[m]"))
-        texts["query_time"] = times.astype(object)[:, None]
-    return texts
+    return np.full(shape, -1 if name in _TIMES else 0, DTYPES[spec.dtype])

@@ -12,7 +12,6 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.catalogue import of_history as history_input
 from recsys.data.dataset import Data
 from recsys.data.event_features import values_at
-from recsys.data.event_log import AGES, ASKED_AT, ages, minutes
 from recsys.data.store import InteractionStore
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, ranges
@@ -128,8 +127,6 @@ def _queries_at_cut(
     now = np.full(n, store.cut)
     if store.split.order == "time":
         times = past.timestamp
-        of_history[AGES] = RaggedRows(ages(store.cut, times[places]), offsets)
-        of_query[ASKED_AT] = minutes(now)
         newest = times[np.maximum(ends - 1, 0)] if len(times) else now
         idle_s = np.where(ends > starts, now - newest, -1)
     asked = store.eval_users.find(pa.array(ids, pa.large_string()))

@@ -15,15 +15,7 @@ import numpy as np
 
 from recsys.data.catalogue import of_history as history_input
 from recsys.data.event_features import LearnedFeature, values_at
-from recsys.data.event_log import (
-    AGES,
-    ASKED_AT,
-    HistoryLog,
-    ages,
-    input_dtype,
-    minutes,
-    newest_first,
-)
+from recsys.data.event_log import HistoryLog, input_dtype, newest_first
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
@@ -46,9 +38,8 @@ class Queries:
         time: Query times `[n]` int64 [seconds since 1970, UTC]; None: the cut.
         idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 without
             such an event, or if it isn't computed.
-        of_history: Inputs of a model with an entry for each of `seen`, in its order: attributes,
-            and ages [s] int32.
-        of_query: Inputs of a model `[n, …]`: context, and query times [min] int32.
+        of_history: Inputs of a model with an entry for each of `seen`, in its order: attributes.
+        of_query: Inputs of a model `[n, …]`: context.
         history: Item rows of the events before the query that a history holds, if they are more
             than `seen`; then `of_history` is in its order.
     """
@@ -138,7 +129,7 @@ def make_queries(
         inputs: Names of the models' inputs that come from events. Each one of histories takes as
             much memory as them, or a quarter for few tokens.
         features: The features of the events. The context is that of a query's first held-out
-            event. `at_cut` the query time is the cut, and times and gaps are relative to it.
+            event. `at_cut` times and gaps are relative to the cut.
 
     Raises:
         RecsysError: No event is held out.
@@ -162,15 +153,10 @@ def make_queries(
     until = pasts[1].ends(starts) if kind == "each_moment" else pasts[1].offsets[user]
     idle_s: Any = _idle(store, user, until, now)
 
-    def before(column: Callable[[HistoryLog], Any], now: np.ndarray | None = None) -> RaggedRows:
-        return _before(store, pasts, user, until, column, now)
+    def before(column: Callable[[HistoryLog], Any]) -> RaggedRows:
+        return _before(store, pasts, user, until, column)
 
-    has_times = store.split.order == "time"
     of_history, of_query = {}, {}
-    if AGES in inputs and has_times:
-        of_history[AGES] = before(lambda log: log.timestamp, now)
-    if ASKED_AT in inputs and has_times:
-        of_query[ASKED_AT] = minutes(now)
     for one in features:
         name = one.name
         if history_input(name) in inputs:
@@ -246,7 +232,6 @@ def _before(
     user: np.ndarray,
     starts: np.ndarray,
     column: Callable[[Any], Any],
-    now: np.ndarray | None = None,
 ) -> RaggedRows:
     """Returns a column of each query's events before the cut, then of those up to the query.
 
@@ -256,7 +241,6 @@ def _before(
         user: Evaluation user of each query `[n]`.
         starts: End of the query's held-out events in the second log `[n]`, exclusive.
         column: Returns a column of a log.
-        now: Query times `[n]`, of a column of times: their ages are returned; None: the column.
     """
     train_start, train_end = logs[0].slices(store.trained_user[user])
     eval_start = logs[1].offsets[user]
@@ -264,15 +248,12 @@ def _before(
     offsets = np.concatenate([[0], np.cumsum(n_train + n_eval)])
     held_out = column(logs[1])
     trained = column(logs[0]) if len(logs[0]) else held_out
-    dtype = held_out.dtype if now is None else np.int32
-    rows = np.empty((offsets[-1], *held_out.shape[1:]), dtype)
+    rows = np.empty((offsets[-1], *held_out.shape[1:]), held_out.dtype)
     # One by one: index arrays for all queries would take six times the memory.
     for query in range(len(starts)):
         start, middle, end = (offsets[query], offsets[query] + n_train[query], offsets[query + 1])
-        before = trained[train_start[query] : train_end[query]]
-        after = held_out[eval_start[query] : starts[query]]
-        rows[start:middle] = before if now is None else ages(now[query], before)
-        rows[middle:end] = after if now is None else ages(now[query], after)
+        rows[start:middle] = trained[train_start[query] : train_end[query]]
+        rows[middle:end] = held_out[eval_start[query] : starts[query]]
     return RaggedRows(rows, offsets)
 
 

@@ -100,7 +100,6 @@ class RetrievalServing(HistoryServing):
             "hub_task": {"type": "retrieval", "name": "Candidate retrieval"},
             "similarity": "dot product" if similarity == "dot" else similarity,
             "item_bias": getattr(trained.model, "item_bias", False),
-            "item_age": getattr(trained.model, "item_age", None),
             "has_transitions": self.saved.model.transitions is not None,
             "loss": trained.train.loss.title,
             "excludes_seen": self.stage.repeats == "exclude",

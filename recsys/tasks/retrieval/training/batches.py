@@ -15,14 +15,9 @@ import numpy as np
 
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories, of_history
 from recsys.data.event_log import (
-    AGES,
-    ASKED,
-    ASKED_AT,
     ITEM,
     PLACE,
-    UNKNOWN,
     input_dtype,
-    minutes,
     split_sorted,
 )
 from recsys.data.hold_out import KeptEvents
@@ -38,7 +33,7 @@ from recsys.tasks.training_side import Batch
 _DERIVED = ("item_row", "id_row", "log_q", ITEM, PLACE)
 """Arrays of a batch that are drawn or looked up, not read, except for the positives."""
 
-_OF_EVENTS = (ASKED_AT, "weight", "known")
+_OF_EVENTS = ("weight", "known")
 """Arrays that are passed on as they were read."""
 
 
@@ -141,7 +136,7 @@ class BatchSource:
 
         `id_row`, `item_row`, `log_q` and the items' features have `n_candidates` entries, in the
         order of `BatchCandidates`. `user_row`, `history`, the users' features, context, attributes
-        and, if present, `asked_at`, `weight` and `known` have `batch_size`. Only the rows of `part`
+        and, if present, `weight` and `known` have `batch_size`. Only the rows of `part`
         are read and returned. If the query reads the features of a history's items, they may be
         given for the unique items `history_item`, with the index of each entry in
         `history_place`; see
@@ -250,7 +245,7 @@ class BatchSource:
     def _of_events(
         self, examples: Batch, history: np.ndarray, random: np.random.Generator
     ) -> Batch:
-        """Returns context, attributes and times, some of them hidden.
+        """Returns context and attributes, some of them hidden.
 
         Args:
             examples: The examples of the part.
@@ -263,14 +258,11 @@ class BatchSource:
             is_hidden = part.uniform(examples["user_row"].shape, random) < share
             shown = {name: hidden(x, is_hidden) for name, x in shown.items()}
         attributes = {of_history(name): examples[of_history(name)] for name in self.attributes}
-        times = {name: examples[name] for name in (AGES, ASKED) if name in examples}
         is_missing = history == UNKNOWN_ROW
-        if share and (attributes or times):
-            is_hidden = part.uniform(history.shape[:1], random) < share
-            is_missing |= is_hidden[:, None]
-            times = {name: hidden(x, is_hidden, UNKNOWN) for name, x in times.items()}
+        if share and attributes:
+            is_missing |= (part.uniform(history.shape[:1], random) < share)[:, None]
         attributes = {name: hidden(x, is_missing) for name, x in attributes.items()}
-        return {**shown, **attributes, **times}
+        return {**shown, **attributes}
 
     @functools.cached_property
     def history_items(self) -> int:
@@ -401,9 +393,9 @@ def read_events(
         `user_row` and, with `with_items`, `item_row` `[n]` int32; `history` `[n, model.history]`
         int32, the user's earlier items, or all others; if `train.known_positives` is not 0,
         `known` of that width, int32, the user's newest items, maybe including the event's;
-        `weight` `[n]` float32 if any is not 1; `asked_at` `[n]` int32 [min], the times of the
-        events, if the model reads it; context `[n, …]`, and attributes `[n, model.history, …]` by
-        input, int32 or float32. Items are the newest first, padded with 0.
+        `weight` `[n]` float32 if any is not 1; context `[n, …]`, and attributes
+        `[n, model.history, …]` by input, int32 or float32. Items are the newest first, padded
+        with 0.
     """
     n, order = len(numbers), np.argsort(numbers)
     known = train.known_positives
@@ -413,8 +405,6 @@ def read_events(
     read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
     if events.log.weight is not None or train.user_balance > 0 or train.half_life:
         read["weight"] = np.empty(n, np.float32)
-    if model.reads_query_time:
-        read[ASKED_AT] = np.empty(n, np.int32)
     features = events.log.features
     for name in context:
         read[name] = np.empty((n, *features[name].shape[1:]), input_dtype(features[name].dtype))
@@ -436,8 +426,6 @@ def read_events(
             read[of_history(name)][to] = histories(ordered, model.history, name)
         if known:
             read["known"][to] = kept.newest(ordered, known)
-        if ASKED_AT in read:
-            read[ASKED_AT][to] = minutes(shard.timestamp[places])
         if "weight" in read:
             weight = kept.of_user(ordered) ** -train.user_balance
             if shard.weight is not None:

@@ -18,7 +18,6 @@ import keras
 import numpy as np
 
 from recsys.data.config import ValidationConfig
-from recsys.data.event_log import AGES, ASKED_AT, ages, minutes
 from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
 from recsys.distributed.coordination import agreed, stacked
 from recsys.errors import RecsysError
@@ -336,7 +335,7 @@ def held_back_queries(
         model: Kind of a history.
         most: Maximum number of queries; if there are more, a reproducible sample of users is
             used.
-        of_events: Context, attributes and times that the model reads.
+        of_events: Context and attributes that the model reads.
 
     Raises:
         RecsysError: No event is held back.
@@ -358,20 +357,13 @@ def held_back_queries(
         first, end = first[chosen], end[chosen]
     places = held[ranges(first, end - first)]
     seen = _seen(events, user[first], first)
-    now = log.timestamp[held[first]]
-    if events.draw in ONE_QUERY_PER_USER:  # The query time is after all events.
-        newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
-        now = np.full(len(first), newest)
     past = log.history
     before = _histories(events, user[first], first) if log.has_others else seen
-    of_history, of_query = dict[str, np.ndarray](), {ASKED_AT: minutes(now)}
+    of_history, of_query = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for x in of_events:
-        if x.name == AGES:
-            asked = np.repeat(now, np.diff(before.offsets))
-            of_history[x.name] = ages(asked, past.timestamp[before.rows])
-        elif x.feature is not None and x.of_history:
+        if x.of_history:
             of_history[x.name] = past.features[x.feature][before.rows]
-        elif x.feature is not None and each_moment:
+        elif each_moment:
             of_query[x.name] = log.features[x.feature][held[first]]
     return Queries(
         user=user[first],

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from recsys.data.catalogue import of_history
-from recsys.data.event_log import AGES, ASKED, ages, input_dtype
+from recsys.data.event_log import input_dtype
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
@@ -61,14 +61,8 @@ class SequenceSource(BatchSource):
         at       [rows, new]      column of the history whose state an example reads;
                                   `NO_STATE`: the user has no earlier item
 
-    attributes `history.<feature>` `[rows, history, …]` and, if the model reads times,
-
-        history_age [rows, history]  seconds from each event to its user's newest one in the
-                                     row, or to that user's newest example
-        asked_age   [rows, new]      the same for the examples: the query time of an example is
-                                     the time of its event, as in HSTU
-
-    and the other arrays of `BatchSource`. Examples are in the order of rows, the newest first.
+    attributes `history.<feature>` `[rows, history, …]`, and the other arrays of
+    `BatchSource`. Examples are in the order of rows, the newest first.
 
     Raises:
         RecsysError: There are fewer events than a batch has, or they have no order (R336).
@@ -162,8 +156,8 @@ class SequenceSource(BatchSource):
             end: End of each row's examples `[n]`, as a number of kept events, exclusive.
 
         Returns:
-            `history`, `segment` `[n, history]` and `at` `[n, new]` int32, and the attributes and
-            times of the events that the model reads.
+            `history`, `segment` `[n, history]` and `at` `[n, new]` int32, and the attributes
+            of the events that the model reads.
         """
         width, log = self.model.history, self.events.log
         # One column more than the history, since the newest example is not part of it.
@@ -179,9 +173,6 @@ class SequenceSource(BatchSource):
             "segment": (user[:, 1:] - user.min(axis=1, keepdims=True)).astype(np.int32),
             "at": _columns_before(user, time)[:, : self.new],
         }
-        if self.model.reads_times:
-            age = _ages_within(user, time)
-            windows |= {AGES: age[:, 1:], ASKED: age[:, : self.new]}
         of_events = places.reshape(numbers.shape)[:, 1:]
         for name in self.attributes:
             x = log.features[name][of_events]
@@ -189,10 +180,7 @@ class SequenceSource(BatchSource):
         return windows
 
     def _windows_of_others(self, end: np.ndarray) -> Batch:
-        """Reads the histories of rows as `_windows` does, if they hold other events, too.
-
-        Ages are relative to the newest event of the user in the data.
-        """
+        """Reads the histories of rows as `_windows` does, if they hold other events, too."""
         events, log, past = self.events, self.events.log, self.events.log.history
         examples = events.log_indices((end[:, None] - 1 - np.arange(self.new)).ravel())
         asking, stop = log.user_index(examples), past.ends(examples)
@@ -210,13 +198,6 @@ class SequenceSource(BatchSource):
             "segment": (user - user.min(axis=1, keepdims=True)).astype(np.int32),
             "at": np.where(is_there, at, NO_STATE).astype(np.int32),
         }
-        if self.model.reads_times:
-            newest = past.offsets[1:] - 1
-            for name, who, time in (
-                (AGES, user, past.timestamp[places]),
-                (ASKED, asking, log.timestamp[examples].reshape(asking.shape)),
-            ):
-                windows[name] = ages(past.timestamp[newest[who]], time)
         for name in self.attributes:
             x = past.features[name][places]
             windows[of_history(name)] = x.astype(input_dtype(x.dtype), copy=False)
@@ -303,20 +284,6 @@ def _columns_before(user: np.ndarray, time: np.ndarray) -> np.ndarray:
     inside = np.minimum(before, width - 1)
     same = np.take_along_axis(user, inside, axis=1) == user
     return np.where(is_there & same & (user >= 0), before - 1, np.int32(NO_STATE)).astype(np.int32)
-
-
-def _ages_within(user: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Returns the time from each event to its user's newest one `[n, width]` int32 [s].
-
-    Args:
-        user: User of each event `[n, width]`, grouped by user, the newest first.
-        time: Time of each event `[n, width]`.
-    """
-    is_newest = np.ones(user.shape, bool)
-    is_newest[:, 1:] = user[:, 1:] != user[:, :-1]
-    newest = np.where(is_newest, np.arange(user.shape[1]), 0)
-    newest = np.maximum.accumulate(newest, axis=1)
-    return ages(np.take_along_axis(time, newest, axis=1), time)
 
 
 def _newest_left(history: np.ndarray, segment: np.ndarray, at: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ import numpy as np
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import Data
-from recsys.data.event_log import AGES, ASKED
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
 from recsys.distributed.coordination import note_on_primary
@@ -72,12 +71,8 @@ class RetrievalTraining(TrainingSide):
             UsageError: The config needs an order or times that the events lack (R336).
         """
         store, order = data.store, data.store.split.order
-        needs = ["model.pooling.relative_time"] if config.reads_times else []
-        needs += [
-            f"model.{name_of('term', term)}" for term in config.score_terms if term.reads_query_time
-        ]
-        needs += ["train.half_life"] if train.half_life else []
-        for key in needs if order != "time" else ():
+        if train.half_life and order != "time":
+            key = "train.half_life"
             cure = f"Name their column by data.interactions.columns.timestamp, or leave {key} out."
             raise UsageError("R336", f"{key} needs events that have times.", cure, store.split.text)
         ordered = [name_of("term", term) for term in config.score_terms if term.needs_order]
@@ -134,7 +129,7 @@ class RetrievalTraining(TrainingSide):
         def size_of(x: InputSpec) -> int:
             if x.side == "item":
                 return n_candidates
-            of_row = x.name == AGES or x.name.split(".")[0] == "history"
+            of_row = x.name.split(".")[0] == "history"
             return n_rows if is_packed and of_row else n_queries
 
         inputs = model.inputs_of_sides
@@ -145,7 +140,6 @@ class RetrievalTraining(TrainingSide):
         }
         if is_packed:
             batch |= {"segment": batch["history"], "at": ((n_rows, n_new), "int32")}
-            batch |= {ASKED: batch["at"]} if config.reads_times else {}
         batch |= {"item_row": ((n_candidates,), "int32"), "log_q": ((n_candidates,), "float32")}
         if train.user_balance or train.half_life or has_weights:
             batch["weight"] = ((n_queries,), "float32")
@@ -181,15 +175,7 @@ class RetrievalTraining(TrainingSide):
 
     def check(self, events: KeptEvents, train: TrainConfig, n_parts: int) -> list[str]:
         """Checks the data before the first step, and returns remarks on them."""
-        config = self.stage.model
-        remarks = check_events(events, self.inputs.catalogue, config.history_of)
-        has_order = self.store.split.order != "none"
-        if not has_order and config.needs_order and not config.over_positions:
-            remarks.append(
-                "model.pooling is sequence, and the events have no order: positions carry no"
-                " information, so mean or attention learn as much for less."
-            )
-        return remarks
+        return check_events(events, self.inputs.catalogue, self.stage.model.history_of)
 
     def source(
         self, events: KeptEvents, train: TrainConfig, multiple: int, part: BatchPart

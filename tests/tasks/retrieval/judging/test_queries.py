@@ -12,7 +12,6 @@ from recsys.data.store import InteractionStore, serving_histories
 from recsys.errors import RecsysError
 from recsys.tasks.retrieval.judging.queries import make_queries
 
-TIMES = ("history_age", "asked_at")
 TRAIN = [("ann", 1, 11, 1), ("ann", 1, 12, 2), ("bob", 2, 21, 1)]
 # Ann (row 1) takes 13, then 14 and 15 within one second; Zoe is new.
 HELD_OUT = [("ann", 1, 13, 10), ("ann", 1, 15, 20), ("ann", 1, 14, 20), ("zoe", 0, 30, 12)]
@@ -54,23 +53,6 @@ def test_at_cut_asks_once_a_user(store):
     assert queries.user.tolist() == [0, 1]
     assert lists(queries.positives) == [[13, 14, 15], [30]]
     assert lists(queries.seen) == [[11, 12], []]
-
-
-def test_a_query_reports_how_long_ago_its_history_was(store):
-    moments = make_queries(store, "each_moment", inputs=TIMES)
-    assert lists(moments.of_history["history_age"]) == [[9, 8], [19, 18, 10], []]
-    assert moments.given(TIMES, 2)["history_age"].tolist() == [[8, 9], [10, 18], [0, 0]]
-    later = moments.select(np.array([1])).given(TIMES, 2)
-    assert (later["history_age"].tolist(), later["asked_at"].tolist()) == ([[10, 18]], [0])
-    # At the cut, whatever the user does later.
-    at_cut = make_queries(store, "at_cut", inputs=TIMES)
-    assert lists(at_cut.of_history["history_age"]) == [[9, 8], []]
-    assert make_queries(store, "at_cut").given(TIMES, 2) == {}
-
-
-def test_at_the_cut_histories_count_back_from_there_though_nobody_did_anything_then(tmp_path):
-    queries = make_queries(make_store(tmp_path, TRAIN, HELD_OUT, cut=7), "at_cut", inputs=TIMES)
-    assert lists(queries.of_history["history_age"]) == [[6, 5], []]
 
 
 def learned(name, kind, **options):
@@ -121,7 +103,6 @@ def test_a_query_has_the_context_of_its_first_event_and_the_attributes_of_its_hi
 def test_without_times_nobody_knows_how_long_ago_a_history_was(tmp_path):
     write_store(tmp_path, 0, table(TRAIN), table(HELD_OUT), SplitRule("last_out", "file"))
     store = InteractionStore.open(tmp_path)
-    assert not make_queries(store, "each_moment", inputs=TIMES).given(TIMES, 2)
     assert serving_histories(store, times=True).times is None
 
 

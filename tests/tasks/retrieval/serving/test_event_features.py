@@ -103,23 +103,19 @@ def expected(world, query):
             for i in own
         ]
     times = [seconds(row.get(TIME)) for row in rows]
-    newest = max([int(events.time.max()), *(t for t in times if t is not None)])
-    age = [-1 if t is None else max((newest if now is None else now) - t, 0) for t in times]
 
     def gap(time, before):
         earlier = [t for t in before if t is not None and time is not None and t < time]
         return time - max(earlier) if earlier else None
 
     gaps = [gap(time, times[n + 1 : HISTORY + 1]) for n, time in enumerate(times)]
-    rows, age, gaps = rows[:HISTORY], age[:HISTORY], gaps[:HISTORY]
+    rows, gaps = rows[:HISTORY], gaps[:HISTORY]
     if not query["history"]:  # A stored event knows all events before it.
         gaps = [g for _, g in zip(rows, gaps_of_store(events, query["user"]), strict=False)]
     context = encoded(features, [query["context"]], [gap(now, times[: HISTORY + 1])])
     attributes = encoded(features, rows, gaps)
     pad = HISTORY - len(rows)
-    given = {"asked_at": np.int32([-1 if now is None else now // 60])}
-    given["history_age"] = np.int32([age + [-1] * pad])
-    given |= context
+    given = dict(context)
     for name, x in attributes.items():
         given[f"history.{name}"] = np.pad(x, ((0, pad), (0, 0)))[None]
     items = [str(row["item"]) for row in rows] + [""] * pad

@@ -15,22 +15,17 @@ from recsys.data.catalogue import FeatureBags
 from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.models.config import (
     EaseConfig,
-    HstuConfig,
-    ItemAgeConfig,
     LigrConfig,
     SasRecConfig,
-    UserGateConfig,
 )
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.tasks.model_folder import load_model, save_model
-from recsys.tasks.raw_events import MISSING, RawEvents
+from recsys.tasks.raw_events import RawEvents
 
 pytestmark = pytest.mark.slow
 
 _SCRIPT = SUPPORT / "towers.py"
 _HISTORY, _USERS, _ITEMS = 5, 20, 15
-_MOMENTS = np.int32([3, 6, 9, 12])
-TIMED = HstuConfig(layers=2, heads=2, relative_time=True)
 # Without layers there are no features: such models have a data folder of their own.
 _KINDS = {
     "attention": {"pooling": "attention", "widths": (6,), "activation": "gelu"},
@@ -41,7 +36,6 @@ _KINDS = {
         "activation": "tanh",
         "item_bias": True,
         "item_neighbours": 3,
-        "user_gate": UserGateConfig(learned=True),
     },
     "dot": {"similarity": "dot", "learn_temperature": True, "widths": (6,)},
     "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
@@ -52,7 +46,6 @@ _KINDS = {
         "history_tower": True,
         "bag_weights": "idf",
     },
-    "hstu": {"pooling": HstuConfig(layers=2, heads=2), "user_id": False},
     "fold-in": {
         "pooling": "fold_in",
         "similarity": "dot",
@@ -61,14 +54,12 @@ _KINDS = {
         "history_tower": True,
         "bag_weights": "idf",
     },
-    "times": {"pooling": TIMED, "item_bias": True},
     # Where a history is one item, its length and a batch of one have the same shape.
-    "ages": {
+    "one": {
         "pooling": LigrConfig(layers=2, heads=2, filter_share=0.5),
         "history": 1,
         "widths": (6,),
         "item_bias": True,
-        "item_age": ItemAgeConfig(bins=4),
     },
 }
 _WITHOUT_FEATURES = {
@@ -80,7 +71,7 @@ _WITHOUT_FEATURES = {
     "ease": {"widths": None, "terms": (EaseConfig(rank=5),)},
 }
 
-_EXPORTED = ("sequence", "ages")
+_EXPORTED = ("sequence", "one")
 
 
 def of_kinds(*first):
@@ -121,8 +112,6 @@ def write_model(folder, options, data):
         if "steps" not in variable.path:
             scale = 30.0 if folder.name == "model-large" else 0.5
             variable.assign(random_values(variable, number, scale))
-    if config.item_age:
-        model.terms["item_age"].moments.assign(_MOMENTS)
     if "bag_weights" in model.terms:
         model.terms["bag_weights"].adapt(None, inputs)
     if "ease" in model.terms:
@@ -136,13 +125,7 @@ def write_model(folder, options, data):
     user_row = rng.integers(0, _USERS + 1, 30).astype(np.int32)
     history = rng.integers(0, _ITEMS + 1, (30, config.history)).astype(np.int32)
     history[:5], history[5:10, 2:] = 0, 0
-    # Some times are unknown; one is before 1970.
-    age = (10 ** rng.uniform(-1, 10, (30, config.history + 1))).astype(np.int64)
-    now = np.full(30, 2_000_000_000)
-    if config.item_age:
-        minute = rng.integers(-1, 15, 30)
-        now = np.where(minute < 0, MISSING, 60 * minute)
-    times = np.where(age == 0, MISSING, 2_000_000_000 - age)
+    now, times = np.full(30, 2_000_000_000), np.full((30, config.history + 1), 1_999_999_000)
     write_embeddings(folder, model, inputs, user_row, history, RawEvents(now, times, {}, {}))
     training = {"steps": 1, "examples": 1, "devices": 1, "platform": "cpu", "seconds": 1.0}
     (folder / "training.json").write_text(json.dumps(training))
@@ -172,7 +155,7 @@ def worlds(request, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED, "times", "ligr", "ease"))
+@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED, "ligr", "ease"))
 def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
     folder = worlds[kind]
     found = np.load(folder / f"found-model-{kind}.npz")
@@ -198,11 +181,8 @@ def test_its_bundle_answers_by_its_own_scores(worlds, kind):
     rows = saved.users.rows(["u3", "nobody"])
     history = np.zeros((2, _HISTORY), np.int32)
     history[0, :2] = saved.items.rows(["i4", "i5"])
-    age = np.full((2, _HISTORY), -1)
-    age[0, :2] = [30, 90_000]
     length = saved.model.spec.config.history
-    facts = {"history_age": age[:, :length]}
-    query = embed_queries(saved.model, rows, history[:, :length], saved.inputs, facts)
+    query = embed_queries(saved.model, rows, history[:, :length], saved.inputs)
     candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
     scores = query @ candidates[1:].T
     if kind in _WITHOUT_FEATURES:  # Of a stranger nothing is known then.
@@ -233,31 +213,6 @@ def test_a_bias_is_in_every_answer_and_in_no_likeness(worlds):
     alike[3] = -np.inf
     best = np.argsort(-alike)[:5]
     assert found["similar"].tolist() == [f"i{row}" for row in best]
-
-
-def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
-    """The last reference time that isn't after the query; without a query time, the end."""
-    folder = worlds["ages"]
-    found = np.load(folder / "found-model-ages.npz")
-    asked = np.int32([-1, 2, 3, 8, 9, 11, 5000])
-    assert found["asked"][:, 9:].tolist() == [
-        [float(place == last) for place in range(4)] for last in (3, None, 0, 1, 2, 2, 3)
-    ]
-    saved = load_model(folder / "model-ages")
-    history = np.tile(saved.items.rows(["i4"]), (7, 1))
-    rows, facts = saved.users.rows(["u3"] * 7), {"asked_at": asked}
-    query = embed_queries(saved.model, rows, history, saved.inputs, facts)
-    np.testing.assert_allclose(found["asked"], query, atol=1e-5)
-    np.testing.assert_allclose(found["embedded"], query, atol=1e-5)
-    candidates = np.load(folder / "model-ages" / "candidates.npy")[1:]
-    assert candidates.shape[1] == 8 + 1 + 4
-    scores = -np.sort(-query @ candidates.T, axis=1)
-    np.testing.assert_allclose(found["by_python"], scores[[0, 3]], atol=1e-5)
-    assert np.abs(scores[0] - scores[3]).max() > 0.01
-    directions = candidates[:, :8]
-    alike = directions @ directions[3]
-    alike[3] = -np.inf
-    assert found["similar"].tolist() == [f"i{row}" for row in np.argsort(-alike)[:5]]
 
 
 def test_a_bundle_without_times_refuses_them(worlds):

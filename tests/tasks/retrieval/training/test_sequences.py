@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.event_log import AGES, ASKED, OLDEST, ages
 from recsys.data.hold_out import KeptEvents
-from recsys.data.shuffle import BatchPart
 from recsys.errors import RecsysError
-from recsys.models.config import HstuConfig, SasRecConfig
+from recsys.models.config import SasRecConfig
 from recsys.tasks.retrieval.training.sampling import HardNegatives
 from recsys.tasks.retrieval.training.sequences import NO_STATE, SequenceSource, _row_shares
 from recsys.training.prefetch import read_ahead
@@ -265,68 +263,8 @@ def test_a_history_that_no_batch_can_fill_names_one_that_fits():
     assert make(*some_events(20), history=10, batch_size=8).steps_per_epoch >= 1
 
 
-# --- times
-
-TIMED = HstuConfig(relative_time=True)
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    seconds=st.sampled_from([30, 10**5, OLDEST]),
-    history=st.integers(2, 9),
-    n_held=st.sampled_from([0, 20]),
-    seed=st.integers(0, 10**6),
-)
-def test_an_example_has_the_ages_of_its_history(seconds, history, n_held, seed):
-    user, item, _ = some_events(seed=seed)
-    # Every item is one event, so that its time is known by its row.
-    time = np.random.default_rng(seed).integers(0, seconds, 103) + 1_700_000_000
-    item = np.arange(1, 104)
-    held = set(np.random.default_rng(seed).choice(103, n_held, replace=False).tolist())
-    options = {"history": history, "seed": seed, "n_items": 104, "attribute_dropout": 0.0}
-    source = make(user, item, time, held, pooling=TIMED, **options)
-    plain = make(user, item, time, held, **options)
-    n_seen = 0
-    for step in range(len(source)):
-        batch = source[step]
-        for name, values in plain[step].items():
-            np.testing.assert_array_equal(batch.pop(name), values)
-        batch |= plain[step]
-        age, asked = (batch[name].astype(np.int64) for name in (AGES, ASKED))
-        assert (age.min(), asked.min()) >= (0, 0)
-        for number, at in enumerate(batch["at"].ravel()):
-            row, place = divmod(number, source.new)
-            if at == NO_STATE:
-                continue
-            is_seen = batch["segment"][row] == batch["segment"][row, at]
-            is_seen &= (np.arange(history) >= at) & (batch["history"][row] > 0)
-            own = time[batch["item_row"][number] - 1]
-            passed = own - time[batch["history"][row, is_seen] - 1]
-            told = age[row, is_seen] - asked[row, place]
-            np.testing.assert_array_equal(told, passed)
-            assert (told > 0).all()
-            n_seen += is_seen.sum()
-    assert n_seen > 50
-
-
-def test_what_is_still_to_come_and_what_is_older_than_any_have_ages_too():
-    times = np.array([12, 10, 3, 10 - 2 * OLDEST])
-    assert ages(10, times).tolist() == [0, 0, 7, OLDEST]
-
-
-def test_the_times_of_a_part_are_those_of_the_whole_batch_and_survive_dropped_items():
-    options = {"history": 6, "history_dropout": 0.4, "pooling": TIMED, "multiple": 2}
-    source = make(*some_events(), **options)
-    parts = [dataclasses.replace(source, part=BatchPart((index,), 2)) for index in range(2)]
-    for step in range(len(source)):
-        whole = source[step]
-        for name in (AGES, ASKED):
-            joined = np.concatenate([part[step][name] for part in parts])
-            np.testing.assert_array_equal(joined, whole[name])
-
-
 def test_no_feature_may_have_the_name_of_an_input():
     more = {"weight": np.ones(103, np.float32)}
-    source = make(*some_events(), pooling=TIMED, more=more, history=6)
-    names = {AGES, ASKED, "segment", "at"}
+    source = make(*some_events(), more=more, history=6)
+    names = {"segment", "at", "weight"}
     assert names < {*source[0]} <= RESERVED_FEATURE_NAMES

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
-from recsys.data.event_log import OLDEST, EventLog
+from recsys.data.event_log import EventLog
 from recsys.data.hold_out import (
     KeptEvents,
     given_part,
@@ -21,8 +21,6 @@ from recsys.data.hold_out import (
 )
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
-from recsys.models.config import HstuConfig
-from recsys.models.inputs import event_inputs
 from recsys.tasks.retrieval.training.epoch_work import held_back_queries
 from recsys.tasks.training_side import training_events
 
@@ -109,31 +107,6 @@ def test_queries_ask_for_what_was_held_back_knowing_what_was_before(log, draw, h
     ]
     at_once = history_of == "others" or draw in ("random", "popular")
     assert found == list(slow_queries(log, set(events.held.tolist()), at_once))
-
-
-@given(logs(), st.sampled_from(["newest", "random"]))
-def test_queries_report_how_long_ago_what_was_known_happened(log, draw):
-    events = training_events(log, TrainConfig(validation=DRAWS[draw]))
-    assume(len(events.held))
-    timed = TwoTowerConfig(pooling=HstuConfig(relative_time=True))
-    queries = held_back_queries(events, timed, 1000, event_inputs(timed, ()))
-    times, users = np.asarray(log.timestamp), log.user_index(np.arange(len(log)))
-    held, expected = set(events.held.tolist()), []
-    for user in np.unique(users[events.held]):
-        own = np.flatnonzero(users == user).tolist()
-        kept = [times[e] for e in own if e not in held]
-        if draw == "random":
-            expected.append([times.max() - t for t in kept])
-            continue
-        for now in sorted({times[e] for e in own if e in held}):
-            before = [times[e] for e in own if e in held and times[e] < now]
-            expected.append([now - t for t in [*kept, *before]])
-    found = [
-        queries.of_history["history_age"].part(slice(q, q + 1)).rows.tolist()
-        for q in range(len(queries))
-    ]
-    assert found == [np.minimum(ages, OLDEST).tolist() for ages in expected]
-    assert not held_back_queries(events, TwoTowerConfig(), 1000).of_history
 
 
 def test_too_many_queries_are_those_of_whole_users():
