@@ -7,10 +7,7 @@
 
 The candidates are the batch's items, drawn by Zipf's law from 100,000 (in a batch of 4096
 two fifths of them are distinct, in one of 65,536 a sixth), and `--negatives` others, drawn
-evenly. `--known` is how many items each query is known to like. `--loss` names other losses
-over all candidates, or one with options as JSON, such as
-`{"type": "sampled_softmax", "decoupled": true}`; the ratios are then to the first one, way
-by way.
+evenly. `--known` is how many items each query is known to like.
 
 They take turns, run by run, in one process. Per case: the time, and the memory that the
 first run took beyond what was held before it; then the ratios to `plain`, run by run.

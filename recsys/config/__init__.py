@@ -56,7 +56,6 @@ from recsys.strict import Repeats as Repeats
 from recsys.strict import Share as Share
 from recsys.strict import Strict as Strict
 from recsys.strict import canonical_json as canonical_json
-from recsys.tasks.config import HardNegativesConfig as HardNegativesConfig
 from recsys.tasks.config import TrainConfig as TrainConfig
 from recsys.tasks.config import TrainStage as TrainStage
 

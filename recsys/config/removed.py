@@ -25,6 +25,10 @@ CONFIG: Mapping[str, str] = {
     "model.pooling.event_weight": "Write data.interactions.features: [{name: amount, column: ...,"
     " kind: price, outcome: true}].",
     "model.pooling.fact_dropout": "Write model.attribute_dropout.",
+    "train.hard_negatives": "Write train.uniform_negatives.",
+    "train.loss.decoupled": "Remove it.",
+    "train.loss=bilateral_softmax": "Write sampled_softmax.",
+    "train.loss=cosine_contrastive": "Write sampled_softmax.",
 }
 """Cure by path of a key, `a.b`, or of a value, `a.b=name`.
 

@@ -459,26 +459,6 @@ def from_primary(make: Callable[[], np.ndarray]) -> np.ndarray:
     return letters.astype(np.uint8).view(kind).reshape(shape)
 
 
-def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
-    """Returns the arrays of all processes `[processes, …]`, on every process.
-
-    They must have the same shape and dtype. They are exchanged through the devices, in pieces.
-
-    Args:
-        make: Returns the array of a process.
-
-    Raises:
-        RecsysError: The first error that a process raised.
-    """
-    own: list[np.ndarray] = []
-    jointly(lambda: own.append(make()))
-    count, array = n_processes(), own[0]
-    if count == 1 or not array.size:
-        return np.stack(own * count)
-    letters = _in_pieces(multihost_utils.process_allgather, np.ascontiguousarray(array))
-    return letters.view(array.dtype).reshape(count, *array.shape)
-
-
 def _in_pieces(move: Callable[[np.ndarray], Any], array: np.ndarray) -> np.ndarray:
     """Returns the bytes `[…, n]` that a collective makes of those of an array, in pieces."""
     letters = array.reshape(-1).view(np.uint8)

@@ -5,14 +5,8 @@
        loss_i   = log sum_j exp(logit_ij) - positive_scale · logit_i,positive
 
    The positive of query i is candidate first + i. Its negatives are the first positions of all
-   other items, except its known positives. The sum is over the positive and the negatives or,
-   if decoupled, over the negatives; without negatives the loss is then 0. The gradients are of
-   sum_i w_i loss_i.
-
-   With a margin it is the negative part of a contrastive loss, a mean over the negatives, and
-   log_q holds the weight v_j of each, without a gradient:
-
-       loss_i = sum_j v_j max(0, query_i · candidate_j / temperature - margin) / sum_j v_j
+   other items, except its known positives. The sum is over the positive and the negatives. The
+   gradients are of sum_i w_i loss_i.
 
    Each item has one column (softmax_columns.h), at its first position. A positive at a later
    position is apart: its logit is one inner product, and its item's column is left out of its
@@ -48,8 +42,6 @@ typedef struct {
   const float *query, *candidate, *log_q, *weight;
   const int32_t *known; /* [n_queries, n_known]: items, 0 for none */
   float scale, positive_scale; /* scale: 1 / temperature */
-  float margin;
-  int is_decoupled, is_hinge; /* is_hinge: there is a margin */
   float *loss, *d_query, *d_candidate, *d_log_q; /* NULL if not requested */
 
   Columns items;
@@ -58,8 +50,7 @@ typedef struct {
   float *panels;            /* [n_panels, width, COLS]: columns' candidates, transposed */
   const float *rows;        /* [n_columns, width]: columns' candidates, not transposed */
   float *copies;            /* memory for `rows`; NULL if they are the candidates */
-  float *bias;              /* [n_panels * COLS]: -log_q or -margin, then -infinity */
-  float *column_weight;     /* [n_panels * COLS]: weights of hinges, then 0 */
+  float *bias;              /* [n_panels * COLS]: -log_q, then -infinity */
   float *lane_rows;         /* [n_lanes, capacity, width] */
   float *lane_log_q;        /* [n_lanes, capacity] */
   float *blocks;            /* [workers, block_floats] */
@@ -73,7 +64,7 @@ typedef struct {
   float *logits;                /* [n_panels, ROWS, COLS] */
   float *query, *query_times_p; /* [ROWS, width]: query / temperature; times `share` too */
   float *d_query;               /* [ROWS, width] */
-  float *most, *sum;            /* [ROWS, LANES]; for hinges `most` becomes sums of weights */
+  float *most, *sum;            /* [ROWS, LANES] */
   float positive[ROWS], top[ROWS], share[ROWS]; /* share: w / sum */
   int is_apart[ROWS];           /* the positive is no column */
   float slope[ROWS];            /* of a positive that is apart */
@@ -92,9 +83,7 @@ static void fill_panel(Sweep *s, int64_t p) {
   for (int64_t c = 0; c < COLS; c++) {
     const int64_t first = c < n ? s->items.first[start + c] : 0;
     from[c] = s->candidate + first * s->dim;
-    const float bias = s->is_hinge ? -s->margin : -s->log_q[first];
-    s->bias[start + c] = c < n ? bias : -INFINITY;
-    if (s->is_hinge) s->column_weight[start + c] = c < n ? s->log_q[first] : 0;
+    s->bias[start + c] = c < n ? -s->log_q[first] : -INFINITY;
   }
   for (int64_t d = 0; d < s->width; d++) {
     for (int64_t c = 0; c < COLS; c++) {
@@ -217,17 +206,9 @@ static void mask_row(const Sweep *s, Block *b, int64_t i, int64_t query) {
   } else {
     b->positive[i] = *logit(b, i, own);
   }
-  if (is_apart || s->is_decoupled) hidden = greater(hidden, hide(b, i, own));
+  if (is_apart) hidden = greater(hidden, hide(b, i, own));
   if (hidden >= top) top = top_of_row(s, b, i);
-  if (!s->is_decoupled) top = greater(top, b->positive[i]);
-  b->top[i] = s->is_decoupled && top == -INFINITY ? 0 : top;
-}
-
-/* The same for hinges, which don't need the positive or the largest logit. */
-static void mask_hinges(const Sweep *s, const Block *b, int64_t i, int64_t query) {
-  const int64_t own = s->items.column[s->first + query];
-  hide_known(s, b, i, query, own);
-  hide(b, i, own);
+  b->top[i] = greater(top, b->positive[i]);
 }
 
 static void take_exponentials(const Sweep *s, Block *b, int64_t n) {
@@ -250,51 +231,13 @@ static void take_exponentials(const Sweep *s, Block *b, int64_t n) {
    w_i (p_ij - positive_scale [j is positive]), which is `share` times the block's value. */
 static void finish_losses(const Sweep *s, Block *b, int64_t start, int64_t n, int64_t height) {
   for (int64_t i = 0; i < n; i++) {
-    const int is_summed = b->is_apart[i] && !s->is_decoupled;
-    const float apart = is_summed ? expf(b->positive[i] - b->top[i]) : 0;
+    const float apart = b->is_apart[i] ? expf(b->positive[i] - b->top[i]) : 0;
     const float sum = sum_lanes(load(b->sum + i * LANES)) + apart;
     const float positive_slope = s->positive_scale * sum;
-    if (s->is_decoupled && sum == 0) { /* Without negatives the whole row is 0. */
-      s->loss[start + i] = b->share[i] = b->slope[i] = 0;
-      continue;
-    }
     s->loss[start + i] = logf(sum) + (b->top[i] - s->positive_scale * b->positive[i]);
     b->share[i] = s->weight[start + i] / sum;
     b->slope[i] = apart - positive_slope;
     if (!b->is_apart[i]) *logit(b, i, s->items.column[s->first + start + i]) -= positive_slope;
-  }
-  for (int64_t i = n; i < height; i++) b->share[i] = 0;
-}
-
-/* ---- The same for hinges ---- */
-
-/* Sums weighted hinges and the weights of a row's negatives; replaces logits by slopes. */
-static void take_hinges(const Sweep *s, Block *b, int64_t n) {
-  memset(b->most, 0, (size_t)(n * LANES) * sizeof *b->most);
-  const Lanes zero = all(0), none = all(-INFINITY);
-  for (int64_t p = 0; p < s->n_panels; p++) {
-    for (int64_t i = 0; i < n; i++) {
-      float *row = b->logits + p * PANEL + i * COLS;
-      Lanes sum = load(b->sum + i * LANES), total = load(b->most + i * LANES);
-      UNROLL for (int c = 0; c < COLS; c += LANES) {
-        const Lanes x = load(row + c), share = load(s->column_weight + p * COLS + c);
-        sum += share * larger(zero, x);
-        total += (Lanes)((WordLanes)share & (WordLanes)(x > none));
-        store(row + c, (Lanes)((WordLanes)share & (WordLanes)(x > zero)));
-      }
-      store(b->sum + i * LANES, sum);
-      store(b->most + i * LANES, total);
-    }
-  }
-}
-
-static void finish_hinges(const Sweep *s, Block *b, int64_t start, int64_t n, int64_t height) {
-  for (int64_t i = 0; i < n; i++) {
-    const float total = sum_lanes(load(b->most + i * LANES));
-    const float share = total > 0 ? 1 / total : 0;
-    s->loss[start + i] = sum_lanes(load(b->sum + i * LANES)) * share;
-    b->share[i] = s->weight[start + i] * share;
-    b->is_apart[i] = 0;
   }
   for (int64_t i = n; i < height; i++) b->share[i] = 0;
 }
@@ -360,15 +303,9 @@ static void run_block(const Sweep *s, Block *b, int64_t lane, int64_t tile, int6
   const int64_t n = least(height, s->n_queries - start);
   take_queries(s, b, start, n, height);
   fill_logits(s, b, height);
-  if (s->is_hinge) {
-    for (int64_t i = 0; i < n; i++) mask_hinges(s, b, i, start + i);
-    take_hinges(s, b, n);
-    finish_hinges(s, b, start, n, height);
-  } else {
-    for (int64_t i = 0; i < n; i++) mask_row(s, b, i, start + i);
-    take_exponentials(s, b, n);
-    finish_losses(s, b, start, n, height);
-  }
+  for (int64_t i = 0; i < n; i++) mask_row(s, b, i, start + i);
+  take_exponentials(s, b, n);
+  finish_losses(s, b, start, n, height);
   if (s->d_query == NULL) return;
   take_gradients(s, b, height, lane, fresh);
   write_d_query(s, b, start, n);
@@ -471,7 +408,6 @@ static void lay_out(Sweep *s, Arena *arena, int workers) {
   s->panels = take(arena, s->capacity * s->width, number);
   s->copies = take(arena, s->capacity * s->width, number);
   s->bias = take(arena, s->capacity, number);
-  s->column_weight = take(arena, s->is_hinge ? s->capacity : 0, number);
   s->lane_rows = take(arena, lanes * s->capacity * s->width, number);
   s->lane_log_q = take(arena, lanes * s->capacity, number);
   s->block_floats = s->capacity * ROWS + 3 * ROWS * s->width + 2 * ROWS * LANES;
@@ -548,8 +484,7 @@ static XLA_FFI_Error *expect(XLA_FFI_CallFrame *frame, int with_gradients) {
 
 /* Arguments: query [b, D], candidate [N, D], item_row [N] int32, log_q [N], weight [b],
    known [b, P] int32, scale [1] (1 / temperature), first [1] int32, positive_scale [1].
-   Results: loss [b]; for gradients also d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]).
-   Attributes: decoupled (0 or 1), hinge (0 or 1) and its margin. */
+   Results: loss [b]; for gradients also d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]). */
 RECSYS_HANDLER(candidate_loss) {
   const int with_gradients = frame->rets.size == 4;
   XLA_FFI_Error *error = recsys_check(frame, 9, with_gradients ? 4 : 1);
@@ -568,9 +503,6 @@ RECSYS_HANDLER(candidate_loss) {
       .n_known = recsys_dim(recsys_arg(frame, 5), 1),
       .scale = *(const float *)recsys_arg(frame, 6)->data,
       .positive_scale = *(const float *)recsys_arg(frame, 8)->data,
-      .margin = (float)recsys_attr(frame, "margin", 0),
-      .is_decoupled = recsys_attr(frame, "decoupled", 0) != 0,
-      .is_hinge = recsys_attr(frame, "hinge", 0) != 0,
       .first = *(const int32_t *)recsys_arg(frame, 7)->data,
       .loss = recsys_ret(frame, 0)->data,
   };

@@ -5,8 +5,6 @@ Of retrieval, each a `Loss`:
 - `SampledSoftmax`: softmax over the candidates of the batch and drawn negatives, with logQ
   correction.
 - `FullSoftmax`: softmax over the whole catalogue.
-- `BilateralSoftmax`: softmax with separate temperatures for positives and negatives.
-- `CosineContrastive`: positives towards 1, negatives below a margin.
 - `LeastSquares`: positives towards 1, the catalogue towards 0.
 - `Bpr`: Bayesian personalised ranking, one drawn negative per query.
 
@@ -25,7 +23,6 @@ Of ranking, each a `ScoreLoss`:
 `train.loss` chooses one.
 """
 
-from recsys.losses.contrastive import CosineContrastive as CosineContrastive
 from recsys.losses.labels import joint_labels as joint_labels
 from recsys.losses.labels import joint_logits as joint_logits
 from recsys.losses.labels import joint_weights as joint_weights
@@ -39,7 +36,6 @@ from recsys.losses.scores import Binary as Binary
 from recsys.losses.scores import Listwise as Listwise
 from recsys.losses.scores import Pairwise as Pairwise
 from recsys.losses.scores import Squared as Squared
-from recsys.losses.softmax import BilateralSoftmax as BilateralSoftmax
 from recsys.losses.softmax import FullSoftmax as FullSoftmax
 from recsys.losses.softmax import SampledSoftmax as SampledSoftmax
 from recsys.losses.squares import LeastSquares as LeastSquares

@@ -9,7 +9,6 @@ with the numbers of candidates and of items, not with their product.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import keras
@@ -22,34 +21,6 @@ NO_ITEM = 0
 """Row that pads lists of known items."""
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 
-# --- losses of a query
-
-
-@dataclasses.dataclass(frozen=True)
-class Softmax:
-    """Log of the summed exponentials of a query's logits, minus the logit of its positive.
-
-    Attributes:
-        decoupled: Whether the sum leaves the positive out.
-    """
-
-    decoupled: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class MeanHinge:
-    """Weighted mean of `max(0, score - margin)` over the negatives of a query.
-
-    Attributes:
-        margin: Score up to which a negative costs nothing.
-    """
-
-    margin: float
-
-
-QueryLoss = Softmax | MeanHinge
-SOFTMAX = Softmax()
-
 
 def plain_loss(
     query: keras.KerasTensor,
@@ -59,11 +30,11 @@ def plain_loss(
     temperature: float | keras.KerasTensor,
     weight: keras.KerasTensor,
     known: keras.KerasTensor,
-    positive_scale: float | keras.KerasTensor = 1.0,
-    query_loss: QueryLoss = SOFTMAX,
     sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> keras.KerasTensor:
     """Returns the weighted sum of the queries' losses, with the matrix of logits in memory.
+
+    A query's loss is the log of the summed exponentials of its logits, minus that of its positive.
 
     For every backend, and for shapes that don't divide among the devices. Takes the arguments
     of `recsys.losses.softmax_jax.sweep_loss`.
@@ -71,43 +42,18 @@ def plain_loss(
     if sharing.groups > 1:
         arrays = (query, candidate, item_row, log_q, weight, known)
         parts = zip(*(ops.split(x, sharing.groups) for x in arrays), strict=True)
-        losses = [
-            plain_loss(q, c, row, z, temperature, w, k, positive_scale, query_loss)
-            for q, c, row, z, w, k in parts
-        ]
+        losses = [plain_loss(q, c, row, z, temperature, w, k) for q, c, row, z, w, k in parts]
         return ops.sum(ops.stack(losses))
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     query, candidate, log_q = (ops.cast(x, "float32") for x in (query, candidate, log_q))
     item_row = ops.cast(item_row, "int32")
-    products = ops.matmul(query, ops.transpose(candidate)) / temperature
+    logits = ops.matmul(query, ops.transpose(candidate)) / temperature - log_q[None, :]
     is_positive = ops.eye(n_queries, n_candidates, dtype="bool")
-    is_negative = ops.logical_not(ops.logical_or(_is_excluded(item_row, known), is_positive))
-    if isinstance(query_loss, MeanHinge):
-        return ops.sum(weight * _mean_hinges(products - query_loss.margin, is_negative, log_q))
-    logits = products - log_q[None, :]
     positive = ops.sum(ops.where(is_positive, logits, 0.0), axis=-1)
-    if not query_loss.decoupled:
-        # The positive is never masked, so every row has a finite logit.
-        is_summed = ops.logical_or(is_negative, is_positive)
-        logits = ops.where(is_summed, logits, float("-inf"))
-        return ops.sum(weight * (ops.logsumexp(logits, axis=-1) - positive_scale * positive))
-    has_negative = ops.any(is_negative, axis=-1, keepdims=True)
-    # A row without negatives sums all logits, and is replaced by 0 below.
-    logits = ops.where(
-        ops.logical_or(is_negative, ops.logical_not(has_negative)), logits, float("-inf")
-    )
-    losses = ops.logsumexp(logits, axis=-1) - positive_scale * positive
-    return ops.sum(weight * ops.where(has_negative[:, 0], losses, 0.0))
-
-
-def _mean_hinges(
-    scores: keras.KerasTensor, is_negative: keras.KerasTensor, share: keras.KerasTensor
-) -> keras.KerasTensor:
-    """Returns the mean of the negatives' scores above 0 `[batch]`, weighted by `share`."""
-    share = ops.where(is_negative, share[None, :], 0.0)
-    total = ops.sum(share, axis=-1)
-    mean = ops.sum(share * ops.relu(scores), axis=-1)
-    return mean / ops.where(ops.equal(total, 0.0), 1.0, total)
+    # The positive is never masked, so every row has a finite logit.
+    is_summed = ops.logical_or(ops.logical_not(_is_excluded(item_row, known)), is_positive)
+    logits = ops.where(is_summed, logits, float("-inf"))
+    return ops.sum(weight * (ops.logsumexp(logits, axis=-1) - positive))
 
 
 def _is_excluded(item_row: keras.KerasTensor, known: keras.KerasTensor) -> keras.KerasTensor:

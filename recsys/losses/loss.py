@@ -20,8 +20,6 @@ class TrainOptions(Protocol):
     @property
     def uniform_negatives(self) -> int: ...
     @property
-    def hard_negatives(self) -> Any: ...
-    @property
     def negative_groups(self) -> int: ...
     @property
     def negatives_dtype(self) -> Literal["float32", "bfloat16"]: ...
@@ -50,9 +48,7 @@ class Loss(Strict):
         task: Task of the models that it trains.
         title: Display name in the model card and the report.
         negatives: `drawn`: the candidates are the batch's positives and the negatives of
-            `train.uniform_negatives` and `train.hard_negatives`; `catalogue`: the batch's
-            positives, then all items.
-        takes_hard_negatives: Whether hard negatives may be among the candidates.
+            `train.uniform_negatives`; `catalogue`: the batch's positives, then all items.
         needs_drawn_negatives: Whether `train.uniform_negatives` must be positive.
         takes_sharing: Whether `__call__` takes `sharing`, a `recsys.losses.CandidateSharing`.
             It is passed if `train.negative_groups` or `train.negatives_dtype` is set.
@@ -61,7 +57,6 @@ class Loss(Strict):
     task: ClassVar[str] = "retrieval"
     title: ClassVar[str] = ""
     negatives: ClassVar[Literal["drawn", "catalogue"]] = "drawn"
-    takes_hard_negatives: ClassVar[bool] = True
     needs_drawn_negatives: ClassVar[bool] = False
     takes_sharing: ClassVar[bool] = False
 
@@ -105,8 +100,6 @@ class Loss(Strict):
             raise ValueError(
                 f"loss {name} draws its negatives from the catalogue: uniform_negatives is 0"
             )
-        if train.hard_negatives.count and not self.takes_hard_negatives:
-            raise ValueError(f"hard_negatives can't be used with loss: {name}")
         if train.negative_groups > 1 and (not self.takes_sharing or self.negatives != "drawn"):
             raise ValueError(
                 f"loss {name} doesn't compare within groups: negative_groups must be 1"
@@ -138,22 +131,3 @@ class CandidateSharing(NamedTuple):
 
 SHARED_BY_ALL = CandidateSharing()
 """Every query is compared with every candidate."""
-
-
-def positives_of(
-    candidate: keras.KerasTensor, n_queries: int, groups: int = 1
-) -> keras.KerasTensor:
-    """Returns the positives of all queries `[n_queries, …]`, in order.
-
-    Args:
-        candidate: Array with an entry per candidate `[candidates, …]`.
-        n_queries: Number of queries.
-        groups: Number of groups of queries.
-    """
-    from keras import ops
-
-    if groups == 1:
-        return candidate[:n_queries]
-    shape = tuple(candidate.shape)
-    of_groups = ops.reshape(candidate, (groups, shape[0] // groups, *shape[1:]))
-    return ops.reshape(of_groups[:, : n_queries // groups], (n_queries, *shape[1:]))

@@ -15,7 +15,6 @@ class Bpr(Loss):
     """Bayesian personalised ranking: one drawn negative per query."""
 
     title: ClassVar[str] = "Bayesian personalised ranking"
-    takes_hard_negatives: ClassVar[bool] = False
     needs_drawn_negatives: ClassVar[bool] = True
 
     def __call__(

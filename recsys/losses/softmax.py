@@ -1,22 +1,18 @@
-"""Softmax losses: over sampled candidates, over the whole catalogue, and bilateral.
+"""Softmax losses: over sampled candidates, and over the whole catalogue.
 
-`mean_over_candidates` computes them, and the cosine contrastive loss: on JAX by
-`recsys.losses.softmax_jax`, elsewhere by `recsys.losses.batch.plain_loss`.
+They are computed by `recsys.losses.softmax_jax` on JAX, and elsewhere by
+`recsys.losses.batch.plain_loss`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import PositiveFloat
-
 from recsys.errors import RecsysError
 from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, Loss
 
 if TYPE_CHECKING:
     import keras
-
-    from recsys.losses.batch import QueryLoss
 
 
 class SampledSoftmax(Loss):
@@ -25,12 +21,17 @@ class SampledSoftmax(Loss):
     title: ClassVar[str] = "Sampled softmax with logQ correction"
     takes_sharing: ClassVar[bool] = True
 
-    decoupled: bool = False
-    """Whether the sum of the softmax leaves the positive out. The gradient of a positive then
-    doesn't vanish when it scores far above all others (Yeh et al., "Decoupled Contrastive
-    Learning", ECCV 2022)."""
-
-    def __call__(self, *arrays: Any, **named: Any) -> keras.KerasTensor:
+    def __call__(
+        self,
+        query: keras.KerasTensor,
+        candidate: keras.KerasTensor,
+        item_row: keras.KerasTensor,
+        log_q: keras.KerasTensor,
+        temperature: float | keras.KerasTensor,
+        sample_weight: keras.KerasTensor | None = None,
+        known: keras.KerasTensor | None = None,
+        sharing: CandidateSharing = SHARED_BY_ALL,
+    ) -> keras.KerasTensor:
         """Returns the loss of a batch, a scalar float32.
 
         The first candidates are the positives of the queries, which are negatives of the other
@@ -56,10 +57,53 @@ class SampledSoftmax(Loss):
         On JAX, loss and gradients are computed in blocks of queries: memory grows with
         `batch + candidates`, not with their product. Under a distribution whose devices divide
         both, each device computes the loss of its own queries over the candidates of all devices.
-        """
-        from recsys.losses.batch import Softmax
 
-        return mean_over_candidates(Softmax(self.decoupled), *arrays, **named)
+        Raises:
+            RecsysError: The shapes don't match (R334); there are fewer candidates than queries, or
+                they don't divide into the groups (R344).
+        """
+        import keras
+        from keras import ops
+
+        from recsys.losses.batch import (
+            check_entries,
+            check_pair,
+            mean_weights,
+            nan_unless_finite,
+            plain_loss,
+        )
+
+        check_pair(query, candidate)
+        n_queries, n_candidates = query.shape[0], candidate.shape[0]
+        if n_candidates < n_queries:
+            raise RecsysError(
+                "R344",
+                "Each query must have its positive among the candidates.",
+                "Give the loss the positives of all queries first, then other negatives.",
+                f"{n_queries} queries, {n_candidates} candidates",
+            )
+        if n_queries % sharing.groups or n_candidates % sharing.groups:
+            raise RecsysError(
+                "R344",
+                "Queries and candidates must divide into their groups.",
+                f"Give numbers of both that are multiples of {sharing.groups}, or fewer groups.",
+                f"{n_queries} queries, {n_candidates} candidates",
+            )
+        check_entries(n_candidates, "candidates", item_row=item_row, log_q=log_q)
+        check_entries(n_queries, "queries", sample_weight=sample_weight, known=known)
+        weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
+        if known is None:
+            known = ops.zeros((n_queries, 0), dtype="int32")
+        weighted_sum: Any = plain_loss
+        if keras.backend.backend() == "jax":
+            # Other backends may not have JAX.
+            from recsys.losses.softmax_jax import can_sweep, sweep_loss
+
+            is_even = can_sweep(n_queries, n_candidates, sharing.groups)
+            weighted_sum = sweep_loss if is_even else plain_loss
+        arrays = (query, candidate, item_row, log_q, temperature, weight, known)
+        loss = weighted_sum(*arrays, sharing)
+        return nan_unless_finite(loss, query, candidate, log_q)
 
 
 class FullSoftmax(SampledSoftmax):
@@ -67,134 +111,3 @@ class FullSoftmax(SampledSoftmax):
 
     title: ClassVar[str] = "Softmax over the whole catalogue"
     negatives: ClassVar[Literal["drawn", "catalogue"]] = "catalogue"
-    takes_hard_negatives: ClassVar[bool] = False
-
-
-class BilateralSoftmax(Loss):
-    """Bilateral softmax: separate temperatures for positives and negatives."""
-
-    title: ClassVar[str] = "Bilateral softmax with logQ correction"
-    takes_sharing: ClassVar[bool] = True
-
-    positive_temperature: PositiveFloat | None = None
-    """Divides the positive's similarity, the paper's τ₁; `null` for `model.temperature`, the
-    paper's τ₂, which divides the negatives' similarities."""
-    negative_weight: PositiveFloat = 1.0
-    """Weight of the log of the negatives' sum relative to the positive, the exponent of the sum
-    in the authors' code; above 1 negatives count more."""
-    decoupled: bool = True
-    """Whether the sum leaves the positive out; else it includes the positive, as in
-    `sampled_softmax`."""
-
-    def __call__(
-        self,
-        query: keras.KerasTensor,
-        candidate: keras.KerasTensor,
-        item_row: keras.KerasTensor,
-        log_q: keras.KerasTensor,
-        temperature: float | keras.KerasTensor,
-        *others: Any,
-        **named: Any,
-    ) -> keras.KerasTensor:
-        """Returns the loss of a batch, a scalar float32.
-
-        Wu et al., "BSL: Understanding and Improving Softmax Loss for Recommendation", ICDE
-        2024. With `s_ij = query_i · candidate_j`, y the positive of query i, τ the temperature
-        and S_i its negatives:
-
-            loss_i = w log Σ_{j in S_i} exp(s_ij / τ - log q_j)  -  s_iy / τ₁
-
-        The paper's w is τ / τ₁, which gives both sides the same scale; its code takes τ₁ = τ and
-        tunes w. With one positive per query, the paper's expectation over positives is that
-        positive. Negatives and the correction by `log q` are as in `SampledSoftmax`. The value also
-        contains `τ / τ₁ · log q_y`, which has no gradient for the embeddings.
-        """
-        from recsys.losses.batch import Softmax
-
-        own = self.positive_temperature
-        scale = (1.0 if own is None else temperature / own) / self.negative_weight
-        arrays = (query, candidate, item_row, log_q, temperature, *others)
-        return self.negative_weight * mean_over_candidates(
-            Softmax(self.decoupled), *arrays, positive_scale=scale, **named
-        )
-
-
-def mean_over_candidates(
-    query_loss: QueryLoss,
-    query: keras.KerasTensor,
-    candidate: keras.KerasTensor,
-    item_row: keras.KerasTensor,
-    log_q: keras.KerasTensor,
-    temperature: float | keras.KerasTensor,
-    sample_weight: keras.KerasTensor | None = None,
-    known: keras.KerasTensor | None = None,
-    *,
-    positive_scale: float | keras.KerasTensor = 1.0,
-    sharing: CandidateSharing = SHARED_BY_ALL,
-) -> keras.KerasTensor:
-    """Returns the weighted mean of the queries' losses over the candidates of a batch.
-
-    Args:
-        query_loss: Loss of a query.
-        query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
-        candidate: Candidate embeddings `[candidates, dim]`; the positives come first.
-        item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Subtracted from the logits `[candidates]`; for a `MeanHinge` the weights of the
-            candidates, which have no gradient.
-        temperature: Divides the dot products.
-        sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        known: Items that are no negatives of a query `[batch, known]`, padded with 0, or None.
-        positive_scale: Factor on the positive's logit outside the sum of a softmax; it has a
-            gradient.
-        sharing: How candidates are shared among queries and devices.
-
-    Returns:
-        The mean, a scalar float32. 0, with zero gradients, if the weights sum to 0; NaN if
-        `query`, `candidate` or `log_q` has NaN or infinite entries.
-
-    Raises:
-        RecsysError: The shapes don't match (R334); there are fewer candidates than queries, or
-            they don't divide into the groups (R344).
-    """
-    import keras
-    from keras import ops
-
-    from recsys.losses.batch import (
-        check_entries,
-        check_pair,
-        mean_weights,
-        nan_unless_finite,
-        plain_loss,
-    )
-
-    check_pair(query, candidate)
-    n_queries, n_candidates = query.shape[0], candidate.shape[0]
-    if n_candidates < n_queries:
-        raise RecsysError(
-            "R344",
-            "Each query must have its positive among the candidates.",
-            "Give the loss the positives of all queries first, then other negatives.",
-            f"{n_queries} queries, {n_candidates} candidates",
-        )
-    if n_queries % sharing.groups or n_candidates % sharing.groups:
-        raise RecsysError(
-            "R344",
-            "Queries and candidates must divide into their groups.",
-            f"Give numbers of both that are multiples of {sharing.groups}, or fewer groups.",
-            f"{n_queries} queries, {n_candidates} candidates",
-        )
-    check_entries(n_candidates, "candidates", item_row=item_row, log_q=log_q)
-    check_entries(n_queries, "queries", sample_weight=sample_weight, known=known)
-    weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
-    if known is None:
-        known = ops.zeros((n_queries, 0), dtype="int32")
-    weighted_sum: Any = plain_loss
-    if keras.backend.backend() == "jax":
-        # Other backends may not have JAX.
-        from recsys.losses.softmax_jax import can_sweep, sweep_loss
-
-        is_even = can_sweep(n_queries, n_candidates, sharing.groups)
-        weighted_sum = sweep_loss if is_even else plain_loss
-    arrays = (query, candidate, item_row, log_q, temperature, weight, known)
-    loss = weighted_sum(*arrays, positive_scale, query_loss, sharing)
-    return nan_unless_finite(loss, query, candidate, log_q)

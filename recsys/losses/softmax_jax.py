@@ -1,6 +1,4 @@
-"""Losses over all candidates on JAX, without an array of queries × candidates.
-
-The losses of a query are softmax and mean hinge, see `QueryLoss`.
+"""The softmax over all candidates on JAX, without an array of queries × candidates.
 
 The forward pass computes the gradients with the losses, in one sweep over blocks of queries;
 the backward pass only scales them. Under a mesh each device sweeps its own queries over the
@@ -20,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from recsys import kernels
@@ -31,15 +28,8 @@ from recsys.distributed.collectives import (
     on_each_device,
     reduce_scatter,
 )
-from recsys.losses.batch import (
-    SOFTMAX,
-    MeanHinge,
-    QueryLoss,
-    Softmax,
-    is_first,
-    known_positions,
-)
-from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, positives_of
+from recsys.losses.batch import is_first, known_positions
+from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing
 
 _MAX_KERNEL_DIM = 1024
 """Largest embedding width of the C kernel [floats]."""
@@ -52,14 +42,11 @@ class SoftmaxBatch(NamedTuple):
         query: Query embeddings `[batch, dim]` float32.
         candidate: Candidate embeddings `[candidates, dim]` float32.
         item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Subtracted from a candidate's logits `[candidates]` float32; for a `MeanHinge`
-            the candidates' weights.
+        log_q: Subtracted from a candidate's logits `[candidates]` float32.
         weight: Weight of each query's loss in the sum `[batch]` float32.
         known: Item rows that are no negatives of a query `[batch, known]` int32, padded with 0.
         scale: One over the temperature, a scalar float32.
         first: Index of query 0's positive, a scalar int32; query i has `first + i`.
-        positive_scale: Factor on the positive's logit outside the sum of a softmax, a scalar
-            float32.
     """
 
     query: jax.Array
@@ -70,7 +57,6 @@ class SoftmaxBatch(NamedTuple):
     known: jax.Array
     scale: jax.Array
     first: jax.Array
-    positive_scale: jax.Array | float = 1.0
 
 
 Sweep = Callable[[SoftmaxBatch], Sequence[jax.Array]]
@@ -86,97 +72,64 @@ def sweep_loss(
     temperature: jax.Array | float,
     weight: jax.Array,
     known: jax.Array,
-    positive_scale: jax.Array | float = 1.0,
-    query_loss: QueryLoss = SOFTMAX,
     sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> jax.Array:
     """Returns the weighted sum of the queries' losses, a scalar float32.
 
-    It has gradients for all arguments but `item_row` and `known`; with a `MeanHinge` `log_q` has
-    none either, and `positive_scale` is ignored.
+    It has gradients for all arguments but `item_row` and `known`.
 
     Args:
         query: Query embeddings `[batch, dim]`.
         candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of
             query i.
         item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Subtracted from a candidate's logits `[candidates]`; for a `MeanHinge` the
-            candidates' weights.
+        log_q: Subtracted from a candidate's logits `[candidates]`.
         temperature: Divides the dot products.
         weight: Weight of each query's loss `[batch]`.
         known: Item rows that are no negatives of a query `[batch, known]` int32, padded with 0.
-        positive_scale: Factor on the positive's logit outside the sum of a softmax.
-        query_loss: Loss of a query.
         sharing: How candidates are shared; with several groups they are ordered by group.
     """
-    floats = (query, candidate, log_q, temperature, weight, positive_scale)
-    query, candidate, log_q, temperature, weight, positive_scale = (
-        jnp.asarray(x, jnp.float32) for x in floats
-    )
+    floats = (query, candidate, log_q, temperature, weight)
+    query, candidate, log_q, temperature, weight = (jnp.asarray(x, jnp.float32) for x in floats)
     item_row, known = (jnp.asarray(x, jnp.int32) for x in (item_row, known))
-    arguments = (query, candidate, item_row, log_q, weight, known, temperature, positive_scale)
-    return _sweep_loss(query_loss, sharing, *arguments)
+    return _sweep_loss(sharing, query, candidate, item_row, log_q, weight, known, temperature)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _sweep_loss(
-    query_loss: QueryLoss, sharing: CandidateSharing, *arguments: jax.Array
-) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sweep_loss(sharing: CandidateSharing, *arguments: jax.Array) -> jax.Array:
     batch = _batch(*arguments)
-    (losses,) = _swept(batch, lambda batch: [_losses(batch, query_loss)], sharing)
+    (losses,) = _swept(batch, lambda batch: [_losses(batch)], sharing)
     return jnp.sum(batch.weight * losses)
 
 
-def _forward(
-    query_loss: QueryLoss, sharing: CandidateSharing, *primals: Any
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _forward(sharing: CandidateSharing, *primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     arguments = [primal.value for primal in primals]
     batch, temperature = _batch(*arguments), arguments[6]
-    with_log_q = primals[3].perturbed and not isinstance(query_loss, MeanHinge)
+    with_log_q = primals[3].perturbed
     loss, d_query, d_candidate, d_log_q = _swept(
-        batch, lambda batch: _losses_and_gradients(batch, with_log_q, query_loss), sharing
+        batch, lambda batch: _losses_and_gradients(batch, with_log_q), sharing
     )
     if not with_log_q:
         d_log_q = jnp.zeros_like(batch.log_q)
     # Logits depend only on query / temperature: one gradient follows from the other.
     d_temperature = -jnp.sum(batch.query * d_query) / temperature
-    d_positive_scale = jnp.zeros(())
-    if primals[7].perturbed:
-        d_positive_scale = _positive_scale_gradient(batch, loss, query_loss, sharing)
-    residuals = (d_query, d_candidate, d_log_q, d_temperature, loss, d_positive_scale)
+    residuals = (d_query, d_candidate, d_log_q, d_temperature, loss)
     return jnp.sum(batch.weight * loss), residuals
 
 
-def _positive_scale_gradient(
-    batch: SoftmaxBatch, loss: jax.Array, query_loss: QueryLoss, sharing: CandidateSharing
-) -> jax.Array:
-    arrays = batch.candidate, batch.log_q
-    positive, log_q = (positives_of(x, len(batch.query), sharing.groups) for x in arrays)
-    logits = jnp.sum(batch.query * positive, axis=1) * batch.scale - log_q
-    if query_loss == Softmax(decoupled=True):  # The loss is 0 without negatives.
-        logits = jnp.where(loss == 0, 0.0, logits)
-    return -jnp.sum(batch.weight * logits)
-
-
 def _backward(
-    query_loss: QueryLoss,
-    sharing: CandidateSharing,
-    residuals: tuple[jax.Array, ...],
-    cotangent: jax.Array,
+    sharing: CandidateSharing, residuals: tuple[jax.Array, ...], cotangent: jax.Array
 ) -> tuple[Any, ...]:
-    d_query, d_candidate, d_log_q, d_temperature, d_weight, d_positive_scale = (
-        cotangent * x for x in residuals
-    )
-    return d_query, d_candidate, None, d_log_q, d_weight, None, d_temperature, d_positive_scale
+    d_query, d_candidate, d_log_q, d_temperature, d_weight = (cotangent * x for x in residuals)
+    return d_query, d_candidate, None, d_log_q, d_weight, None, d_temperature
 
 
 _sweep_loss.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _batch(*arguments: jax.Array) -> SoftmaxBatch:
-    *arrays, temperature, positive_scale = arguments
-    scalars = 1 / temperature, jnp.int32(0), positive_scale
-    return SoftmaxBatch._make([*arrays, *scalars])
+    *arrays, temperature = arguments
+    return SoftmaxBatch._make([*arrays, 1 / temperature, jnp.int32(0)])
 
 
 # --- sweeps of several devices, and of several groups
@@ -232,7 +185,7 @@ def _swept(batch: SoftmaxBatch, sweep: Sweep, sharing: CandidateSharing) -> Sequ
         return losses, d_query, d_candidate, reduce_scatter(d_log_q, group)
 
     own, whole = PartitionSpec(axis), PartitionSpec()
-    specs = SoftmaxBatch._make([own] * 6 + [whole] * 3)
+    specs = SoftmaxBatch._make([own] * 6 + [whole] * 2)
     # Other axes of the mesh replicate everything.
     results: Sequence[jax.Array] = on_each_device(part, mesh, (specs,), own)(batch)
     return results
@@ -251,58 +204,45 @@ def _each_group(batch: SoftmaxBatch, sweep: Sweep, groups: int) -> Sequence[jax.
 # --- sweeps of one device
 
 
-def _losses(batch: SoftmaxBatch, query_loss: QueryLoss = SOFTMAX) -> jax.Array:
+def _losses(batch: SoftmaxBatch) -> jax.Array:
     """Returns the loss of each query `[batch]` float32, without its weight."""
-    if _is_native(batch):
-        return _native(batch, [batch.weight.shape], query_loss)[0]
-    return block_losses(batch, query_loss)
+    return _native(batch, [batch.weight.shape])[0] if _is_native(batch) else block_losses(batch)
 
 
-def _losses_and_gradients(
-    batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss
-) -> list[jax.Array]:
+def _losses_and_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
     """Returns the losses, and the gradients of their weighted sum.
 
     Args:
         batch: The inputs.
         with_log_q: Whether to compute the gradient of `log_q`.
-        query_loss: Loss of a query.
 
     Returns:
         The losses `[batch]`, and the gradients of `query`, `candidate` and `log_q` in their
         shapes (`[0]` without `with_log_q`); all float32.
     """
     if not _is_native(batch):
-        return block_gradients(batch, with_log_q, query_loss)
-    return native_gradients(batch, with_log_q, query_loss)
+        return block_gradients(batch, with_log_q)
+    return native_gradients(batch, with_log_q)
 
 
 def _is_native(batch: SoftmaxBatch) -> bool:
     return batch.query.shape[1] <= _MAX_KERNEL_DIM and kernels.available()
 
 
-def native_gradients(
-    batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss = SOFTMAX
-) -> list[jax.Array]:
+def native_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
     """Returns the losses and gradients as `_losses_and_gradients`, computed by the C kernel."""
     n_log_q = len(batch.log_q) if with_log_q else 0
     shapes = [batch.weight.shape, batch.query.shape, batch.candidate.shape, (n_log_q,)]
-    return _native(batch, shapes, query_loss)
+    return _native(batch, shapes)
 
 
-def _native(
-    batch: SoftmaxBatch, shapes: list[tuple[int, ...]], query_loss: QueryLoss
-) -> list[jax.Array]:
+def _native(batch: SoftmaxBatch, shapes: list[tuple[int, ...]]) -> list[jax.Array]:
     outs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     call = jax.ffi.ffi_call("recsys_candidate_loss", outs, vmap_method="sequential")
-    *arrays, scale, first, positive_scale = batch
-    scalars = (jnp.float32(scale)[None], jnp.int32(first)[None], jnp.float32(positive_scale)[None])
-    options: dict[str, np.float32] = {}
-    if isinstance(query_loss, MeanHinge):
-        options = {"hinge": np.float32(1), "margin": np.float32(query_loss.margin)}
-    elif query_loss.decoupled:
-        options = {"decoupled": np.float32(1)}
-    return list(call(*arrays, *scalars, **options))
+    *arrays, scale, first = batch
+    # The last one is the kernel's factor on the logits of the positives.
+    scalars = (jnp.float32(scale)[None], jnp.int32(first)[None], jnp.ones(1, jnp.float32))
+    return list(call(*arrays, *scalars))
 
 
 # Largest number of logits in a block [floats]: fits a CPU's caches, and keeps a GPU busy.
@@ -315,21 +255,19 @@ _dot = functools.partial(
 )
 
 
-def block_losses(batch: SoftmaxBatch, query_loss: QueryLoss = SOFTMAX) -> jax.Array:
+def block_losses(batch: SoftmaxBatch) -> jax.Array:
     """Returns the losses as `_losses`, block by block in JAX."""
     is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)
 
     def sweep(carry: None, index: jax.Array) -> tuple[None, jax.Array]:
-        loss, _, _ = _row_losses(batch, query_loss, is_copy, index, hidden[index])
+        loss, _, _ = _row_losses(batch, is_copy, index, hidden[index])
         return carry, loss
 
     _, loss = jax.lax.scan(sweep, None, _blocks(batch.query, batch.candidate))
     return loss.reshape(-1)[: len(batch.query)]
 
 
-def block_gradients(
-    batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss = SOFTMAX
-) -> list[jax.Array]:
+def block_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
     """Returns the losses and gradients as `_losses_and_gradients`, block by block in JAX."""
     query, candidate, scale = batch.query, batch.candidate, batch.scale
     n_queries, n_log_q = len(query), len(batch.log_q) if with_log_q else 0
@@ -342,7 +280,7 @@ def block_gradients(
         sums: tuple[jax.Array, jax.Array], block: tuple[jax.Array, jax.Array]
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
         index, weight = block
-        loss, slopes, total = _row_losses(batch, query_loss, is_copy, index, hidden[index])
+        loss, slopes, total = _row_losses(batch, is_copy, index, hidden[index])
         share = weight / total
         of_query = scale * share[:, None] * _dot(slopes, candidate, (((1,), (0,)), ((), ())))
         scaled = query[index] * scale * share[:, None]
@@ -363,11 +301,7 @@ def _hidden(batch: SoftmaxBatch) -> jax.Array:
 
 
 def _row_losses(
-    batch: SoftmaxBatch,
-    query_loss: QueryLoss,
-    is_copy: jax.Array,
-    index: jax.Array,
-    hidden: jax.Array,
+    batch: SoftmaxBatch, is_copy: jax.Array, index: jax.Array, hidden: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns losses `[block]`, their slopes `[block, candidates]`, and totals `[block]`.
 
@@ -375,7 +309,6 @@ def _row_losses(
 
     Args:
         batch: The inputs.
-        query_loss: Loss of a query.
         is_copy: Whether the candidate's item has an earlier position `[candidates]` bool.
         index: Queries of the block `[block]`.
         hidden: Positions of known items `[block, known]`.
@@ -386,61 +319,18 @@ def _row_losses(
     same = batch.item_row[at][:, None] == batch.item_row[None, :]
     other = at[:, None] != jnp.arange(batch.item_row.size)[None, :]
 
-    def masked(logits: jax.Array, is_excluded: jax.Array) -> jax.Array:
-        logits = jnp.where(is_excluded, -jnp.inf, logits)
-        if hidden.shape[1]:
-            rows = jnp.arange(at.size, dtype=jnp.int32)[:, None]
-            logits = logits.at[rows, hidden].set(-jnp.inf, mode="drop")
-        return logits
-
-    if isinstance(query_loss, MeanHinge):
-        return _mean_hinges(masked(products - query_loss.margin, same | is_copy), batch.log_q)
-    # A positive in the sum is never masked, so every row has a finite logit.
-    logits = masked(products - batch.log_q, (same | is_copy) & other)
+    # A positive is never masked, so every row has a finite logit.
+    is_excluded = (same | is_copy) & other
+    logits = jnp.where(is_excluded, -jnp.inf, products - batch.log_q)
+    if hidden.shape[1]:
+        rows = jnp.arange(at.size, dtype=jnp.int32)[:, None]
+        logits = logits.at[rows, hidden].set(-jnp.inf, mode="drop")
     positive = jnp.take_along_axis(logits, at[:, None], axis=1)[:, 0]
-    if query_loss.decoupled:
-        negatives = jnp.where(other, logits, -jnp.inf)
-        return _decoupled_softmax(negatives, other, positive, batch.positive_scale)
     top = jnp.max(logits, axis=1)
     exponentials = jnp.exp(logits - top[:, None])
     total = jnp.sum(exponentials, axis=1)
-    slopes = jnp.where(other, exponentials, exponentials - batch.positive_scale * total[:, None])
-    return jnp.log(total) + (top - batch.positive_scale * positive), slopes, total
-
-
-def _decoupled_softmax(
-    logits: jax.Array, other: jax.Array, positive: jax.Array, positive_scale: jax.Array | float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns losses, slopes and totals as `_row_losses`, for a sum of negatives only.
-
-    Args:
-        logits: Logits of the negatives `[block, candidates]`; -infinity for other candidates.
-        other: Whether a candidate is not the row's positive `[block, candidates]` bool.
-        positive: Logits of the positives `[block]`.
-        positive_scale: Factor on them.
-    """
-    top = jnp.max(logits, axis=1)
-    is_empty = top == -jnp.inf
-    top = jnp.where(is_empty, 0.0, top)
-    exponentials = jnp.exp(logits - top[:, None])
-    total = jnp.sum(exponentials, axis=1)
-    slopes = jnp.where(other, exponentials, -positive_scale * total[:, None])
-    total = jnp.where(is_empty, 1.0, total)
-    loss = jnp.log(total) + (top - positive_scale * positive)
-    return jnp.where(is_empty, 0.0, loss), slopes, total
-
-
-def _mean_hinges(logits: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns losses, slopes and totals as `_row_losses`, for the mean of hinges.
-
-    Args:
-        logits: Scores minus the margin `[block, candidates]`; -infinity if not a negative.
-        weight: Weight of each candidate in the mean `[candidates]`.
-    """
-    total = jnp.sum(jnp.where(logits > -jnp.inf, weight, 0.0), axis=1)
-    total = jnp.where(total == 0, 1.0, total)
-    slopes = jnp.where(logits > 0, weight, 0.0)
-    return jnp.sum(weight * jnp.maximum(logits, 0.0), axis=1) / total, slopes, total
+    slopes = jnp.where(other, exponentials, exponentials - total[:, None])
+    return jnp.log(total) + (top - positive), slopes, total
 
 
 def _blocks(query: jax.Array, candidate: jax.Array) -> jax.Array:

@@ -17,7 +17,6 @@ class LeastSquares(Loss):
     """Pushes dot products of positives towards 1 and of the catalogue towards 0 (iALS)."""
 
     title: ClassVar[str] = "Least squares of implicit feedback"
-    takes_hard_negatives: ClassVar[bool] = False
     needs_drawn_negatives: ClassVar[bool] = True
 
     negative_weight: PositiveFloat = 6.0

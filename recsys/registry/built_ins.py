@@ -43,9 +43,7 @@ BUILT_INS = {
         "ease": "recsys.models.terms.ease:EaseTerm EaseConfig",
     },
     "loss": {
-        "bilateral_softmax": "recsys.losses.softmax:BilateralSoftmax",
         "binary": "recsys.losses.scores:Binary",
-        "cosine_contrastive": "recsys.losses.contrastive:CosineContrastive",
         "bpr": "recsys.losses.pairwise:Bpr",
         "sampled_softmax": "recsys.losses.softmax:SampledSoftmax",
         "full_softmax": "recsys.losses.softmax:FullSoftmax",

@@ -121,6 +121,10 @@ _UNUSED: dict[str, dict[str, Any]] = {
         "user_gate": None,
         "sequence": {"layers": 2, "heads": 2, "dropout": 0.2, "width": None},
     },
+    "train": {
+        "hard_negatives": {"count": 0, "pool": 50, "skip": 5, "guard": 0.95, "after_epochs": 1}
+    },
+    "loss": {"decoupled": False},
     "pooling": {"fact_dropout": 0.1, "event_weight": False, "event_kind": False},
 }
 _UNUSED["config"] = _UNUSED["model"]

@@ -25,22 +25,6 @@ from recsys.registry.choice import Stage
 from recsys.strict import Share, Strict
 
 
-class HardNegativesConfig(Strict):
-    """Hard negatives: items that the model places close to the positives of a batch."""
-
-    count: NonNegativeInt = 0
-    """Number of hard negatives per step; 0: none [items]."""
-    pool: PositiveInt = 50
-    """Number of nearest items that the hard negatives of an item are drawn from [items]."""
-    skip: NonNegativeInt = 5
-    """Number of nearest items to skip, as likely positives [items]."""
-    guard: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95
-    """Items whose cosine with the positive exceeds this are skipped too, as likely positives
-    (0..1]."""
-    after_epochs: PositiveInt = 1
-    """Number of epochs before hard negatives are used."""
-
-
 class ScheduleConfig(Strict):
     """Learning rate schedule, for tables and towers."""
 
@@ -69,10 +53,9 @@ class TrainConfig(Strict):
 
     loss: Annotated[Any, Choice("loss")] = SampledSoftmax()
     """Loss, one of the model's task. Retrieval: `sampled_softmax`, `full_softmax` (over the whole
-    catalogue), `bilateral_softmax` (two temperatures), `cosine_contrastive` (SimpleX),
-    `least_squares` (iALS), `bpr`. Ranking: `binary`, its default, `squared` (of amounts),
-    `pairwise` or `listwise` (over an impression). Or one of a plugin. With options `{type:
-    sampled_softmax, decoupled: true}`."""
+    catalogue), `least_squares` (iALS), `bpr`. Ranking: `binary`, its default, `squared` (of
+    amounts), `pairwise` or `listwise` (over an impression). Or one of a plugin. With options
+    `{type: least_squares, negative_weight: 9.0}`."""
     batch_size: PositiveInt = 256
     """Number of examples per step, over all devices."""
     uniform_negatives: NonNegativeInt = 256
@@ -87,8 +70,6 @@ class TrainConfig(Strict):
     log_q_correction: Share = 1.0
     """Strength of the logQ correction. At 1, scores estimate the probability of an item given the
     query; at 0, that divided by the sampling probability, which lowers popular items [0..1]."""
-    hard_negatives: HardNegativesConfig = HardNegativesConfig()
-    """Hard negatives: items that the model places close to the positives."""
     negative_groups: PositiveInt = 1
     """Number of equal groups of a batch that share no negatives. Devices exchange candidates only
     within a group, so one group per node avoids the links between nodes."""
@@ -169,8 +150,6 @@ class TrainConfig(Strict):
         self.loss.check(self)
         if self.shuffle.kind == "shards" and self.shuffle.buffer < self.batch_size:
             raise ValueError("shuffle.buffer must be at least batch_size")
-        if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
-            raise ValueError("hard_negatives.after_epochs must be less than epochs")
         if self.negative_share < 1 and getattr(self.loss, "reads_group", False):
             raise ValueError(
                 "negative_share must be 1 for a loss that compares the rows of an impression, which"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -51,13 +50,6 @@ class Source(Protocol):
         """Returns the batches of the steps `first` … `end` - 1, all in one epoch."""
 
 
-class Batches(Protocol):
-    """The batches that are read ahead."""
-
-    def restart(self, source: Any) -> None:
-        """Continues with another source of the same steps."""
-
-
 @dataclasses.dataclass(eq=False)
 class EpochWork:
     """The work between two epochs; nothing by default.
@@ -67,8 +59,6 @@ class EpochWork:
         inputs: Inputs as of the events that training sees; see `trained_inputs`.
         source: The batches.
         stage: Configs of this training.
-        folder: Folder for files that a resumed training needs.
-        oldest_step: Returns the step of the oldest checkpoint.
         since: End of an earlier model's training events [seconds since 1970, UTC].
     """
 
@@ -76,15 +66,7 @@ class EpochWork:
     inputs: ModelInputs
     source: Any
     stage: TrainStage
-    folder: Path
-    oldest_step: Callable[[], int]
     since: int | None = None
-
-    def begin(self, step: int, batches: Batches) -> None:
-        """Prepares the epoch of `step`, before this process' first step."""
-
-    def refresh(self, epochs: int, batches: Batches) -> None:
-        """Prepares the next epoch, after `epochs` finished ones."""
 
     def validate(self) -> dict[str, float]:
         """Returns the validation's metrics of the current model; empty without validation."""

@@ -108,7 +108,6 @@ class TrainingRun(keras.callbacks.Callback):
             "processes": jax.process_count(),
             "platform": jax.devices()[0].platform,
         }
-        self._work.begin(progress.step, self._batches)
         meet()  # Each process compiles and restores at its own speed.
         with self._stop.listening(), self._watch.watching():
             self.model.fit(
@@ -223,7 +222,6 @@ class TrainingRun(keras.callbacks.Callback):
         self._epoch_logs = self._progress.end_epoch(epochs - 1, metrics)
         self._callbacks.on_epoch_end(epochs - 1, self._epoch_logs)
         if not self._is_over() and not self._is_stop_requested():
-            self._work.refresh(epochs, self._batches)
             self._callbacks.on_epoch_begin(epochs)
 
     def _profile(self, step: int) -> None:

@@ -252,9 +252,7 @@ def _epochs(final: TrainStage, training: dict[str, Any]) -> int:
     if training["warm_start"] or training["best_step"] is None or train.validation is None:
         return train.epochs
     per_epoch = validated[0]["step"] / train.validation.every_epochs
-    hard = train.hard_negatives
-    least = hard.after_epochs + 1 if hard.count else 1
-    return max(round(training["best_step"] / per_epoch), least)
+    return max(round(training["best_step"] / per_epoch), 1)
 
 
 def _digest(stage: PairStage) -> str:

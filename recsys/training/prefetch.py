@@ -55,14 +55,6 @@ class BatchIterator(DataAdapter):
         self._source, self._place = source, batch_placer()
         self._batches: Any = None
 
-    def restart(self, source: Source) -> None:
-        """Continues with another source, such as one with new hard negatives.
-
-        Batches that were read ahead are discarded.
-        """
-        self.close()
-        self._source = source
-
     def close(self) -> None:
         """Stops the threads; a later batch starts them again."""
         if self._batches is not None:

@@ -2,7 +2,6 @@
 
     <checkpoints>/<fingerprint>/last/       the newest checkpoints
     <checkpoints>/<fingerprint>/best/       the model that validation found best
-    <checkpoints>/<fingerprint>/negatives/  the hard negatives of the newest epochs
     <checkpoints>/<fingerprint>/identity.json  the parts of the fingerprint
     <tensorboard>/<fingerprint>/
 
@@ -109,11 +108,6 @@ class RunFolders:
     def best(self) -> Path:
         """Folder of the best model's checkpoint, without slots."""
         return self.checkpoints / "best"
-
-    @property
-    def negatives(self) -> Path:
-        """Folder of the hard negatives."""
-        return self.checkpoints / "negatives"
 
     @property
     def profile(self) -> Path:

@@ -29,7 +29,7 @@ from recsys.tasks import side_of
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig, of_task
 from recsys.tasks.model_folder import read_shared_tables
 from recsys.tasks.training_side import unknown_share
-from recsys.training.checkpoint import CheckpointStore, interleaved_rows, steps_in
+from recsys.training.checkpoint import CheckpointStore, interleaved_rows
 from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimization import (
     check_updates,
@@ -50,7 +50,7 @@ _built_in: weakref.WeakKeyDictionary[LookupModel, Path] = weakref.WeakKeyDiction
 
 
 class Trainer:
-    """Trains a retrieval model, with checkpoints, validation, hard negatives and callbacks.
+    """Trains a retrieval model, with checkpoints, validation and callbacks.
 
     The same call with the same folder resumes a killed run, which ends with the same bits as an
     uninterrupted one. A finished run is not trained again: its model is restored.
@@ -309,8 +309,6 @@ class _Fit:
             self._inputs,
             self._source,
             self._stage,
-            folders.negatives,
-            lambda: min(steps_in(folders.last), default=0),
             since,
         )
         printers = [PrintEpochs()] if trainer.verbose == 2 and is_primary() else []

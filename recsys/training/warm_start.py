@@ -392,13 +392,11 @@ def continued_stage(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
     """Returns the stage of a training that starts from `base`; unchanged without one.
 
     It runs `warm_start.epochs` epochs. The learning-rate schedule restarts and covers this run,
-    because the decayed rate of the earlier run would learn nothing from the new data. Hard
-    negatives are used from the first step on, because the model is past `after_epochs`.
+    because the decayed rate of the earlier run would learn nothing from the new data.
     """
     if base is None:
         return stage
-    hard = stage.train.hard_negatives.model_copy(update={"after_epochs": 0})
-    changes = {"epochs": warm_start_of(stage).epochs, "hard_negatives": hard}
+    changes = {"epochs": warm_start_of(stage).epochs}
     return stage.model_copy(update={"train": stage.train.model_copy(update=changes)})
 
 

@@ -19,8 +19,7 @@ from softmax_reference import (
 import recsys
 from recsys.config import TrainConfig
 from recsys.errors import RecsysError
-from recsys.losses import CandidateSharing, CosineContrastive, SampledSoftmax
-from recsys.losses.loss import positives_of
+from recsys.losses import CandidateSharing, SampledSoftmax
 
 BFLOAT16_HALF_ULP = 2.0**-8
 
@@ -47,10 +46,10 @@ def place():
     return placed
 
 
-def loss_with(sharing, of=None):
+def loss_with(sharing):
     def loss(query, candidate, log_q, temperature, weight, item_row, known):
         batch = (query, candidate, item_row, log_q, temperature, weight, known)
-        return (of or SampledSoftmax())(*batch, sharing=sharing)
+        return SampledSoftmax()(*batch, sharing=sharing)
 
     return loss
 
@@ -152,12 +151,6 @@ def test_sizes_that_dont_divide_into_the_groups_are_refused():
         loss_with(CandidateSharing(4))(*arguments(random_batch(63, 88, 4)))
 
 
-def test_positives_are_the_first_candidates_of_each_group():
-    candidate = np.arange(24).reshape(12, 2)
-    assert positives_of(candidate, 4, 2).tolist() == candidate[[0, 1, 6, 7]].tolist()
-    assert positives_of(candidate[:, 0], 4, 1).tolist() == [0, 2, 4, 6]
-
-
 # --- what devices send
 
 
@@ -178,14 +171,12 @@ def test_devices_exchange_candidates_and_their_gradients_and_nothing_larger(kern
     assert sent(step, args) == [("all-gather", "f32[96,16]"), ("reduce-scatter", "f32[12,16]")]
 
 
-@pytest.mark.parametrize(
-    ("loss", "dtype"), [(SampledSoftmax(), "float32"), (CosineContrastive(), "bfloat16")]
-)
-def test_what_a_device_sends_in_a_group_of_two_doesnt_grow_with_the_devices(place, loss, dtype):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_device_sends_in_a_group_of_two_doesnt_grow_with_the_devices(place, dtype):
     programs = []
     for devices in (4, 8):
         args = place(arguments(random_batch(8 * devices, 12 * devices, 16, items=40)), devices)
-        function = loss_with(CandidateSharing(devices // 2, dtype), loss)
+        function = loss_with(CandidateSharing(devices // 2, dtype))
         programs.append(sent(jax.value_and_grad(function, argnums=(0, 1)), args))
     assert programs[0] == programs[1] != []
     if dtype == "float32":
@@ -272,8 +263,7 @@ def test_a_loss_that_sends_no_candidates_refuses_another_type(loss):
         TrainConfig(loss=loss, negatives_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("loss", ["sampled_softmax", "bilateral_softmax", "cosine_contrastive"])
-def test_other_losses_take_both(loss):
-    config = TrainConfig(loss=loss, negative_groups=2, negatives_dtype="bfloat16")
+def test_the_sampled_softmax_takes_both():
+    config = TrainConfig(loss="sampled_softmax", negative_groups=2, negatives_dtype="bfloat16")
     assert CandidateSharing.of_config(config) == CandidateSharing(2, "bfloat16")
     assert TrainConfig(loss="full_softmax", negatives_dtype="bfloat16").negative_groups == 1

@@ -166,7 +166,8 @@ def test_models_of_an_earlier_version_are_read_unless_they_read_kinds():
     unused = {"fact_dropout": 0.1, "event_weight": False, "event_kind": False}
     pooling = {"type": "sasrec", "layers": 3, **unused}
     model = {"type": "two_tower", "item_age": None, "user_gate": None, "pooling": pooling}
-    found = read_in_folder(TrainStage, {"model": model}, Path())
+    train = {"loss": {"type": "sampled_softmax", "decoupled": False}}
+    found = read_in_folder(TrainStage, {"model": model, "train": train}, Path())
     assert found.model == TwoTowerConfig(pooling=SasRecConfig(layers=3))
     of_kinds = {**pooling, "event_kind": True}
     for part in (model | {"item_age": {"bins": 4}}, model | {"pooling": of_kinds}):

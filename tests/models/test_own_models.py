@@ -13,7 +13,7 @@ from recsys.config import TrainStage
 from recsys.data.dataset import open_data
 from recsys.embedding import FeatureConfig, ShardedEmbedding, TableConfig
 from recsys.errors import RecsysError, UsageError
-from recsys.losses import Bpr, CosineContrastive, LeastSquares, SampledSoftmax
+from recsys.losses import Bpr, LeastSquares, SampledSoftmax
 from recsys.models import ModelSpec
 from recsys.stages.train import write_model
 from recsys.training.trainer import Trainer
@@ -149,7 +149,7 @@ def test_a_loss_that_is_no_scalar_is_refused():
         model.train_on_batch(BATCH)
 
 
-@pytest.mark.parametrize("loss", [SampledSoftmax(), CosineContrastive(), LeastSquares(), Bpr()])
+@pytest.mark.parametrize("loss", [SampledSoftmax(), LeastSquares(), Bpr()])
 @pytest.mark.parametrize("width", [1, 2, 16])
 def test_losses_refuse_queries_and_candidates_of_two_widths(loss, width):
     query, candidate = np.ones((4, 8), np.float32), np.ones((6, width), np.float32)

@@ -46,13 +46,13 @@ def make_log(user, item, time, weight=None, positive=None, features=None):
     return EventLog(tuple(shards))
 
 
-def make(events, catalogue, held=(), hard=None, multiple=1, **changes):
+def make(events, catalogue, held=(), multiple=1, **changes):
     """A source of plain batches but for `changes`, which are keys of model or train."""
     settings = {**PLAIN, **changes}
     of_model = {key: settings.pop(key) for key in [*settings] if key in TwoTowerConfig.model_fields}
     kept = KeptEvents(events, np.array(sorted(held), np.int64))
     model, train = TwoTowerConfig(**of_model), TrainConfig(**settings)
-    return BatchSource(kept, catalogue, model, train, hard=hard, multiple=multiple)
+    return BatchSource(kept, catalogue, model, train, multiple=multiple)
 
 
 def again(source, **changes):

@@ -4,8 +4,8 @@
 
 Writes its variables into `parts/` and `whole/` of FOLDER, into `0.npy`, … what the devices
 have of them, and into `step-PROCESSES.npz` the weights after the first step. The last line is
-JSON: the loss of each step, digests of the weights, the collectives of a step, the error that the
-last process had; and the hard negatives of which each mined a share.
+JSON: the loss of each step, digests of the weights, the collectives of a step, and the error that
+the last process had.
 """
 
 import hashlib
@@ -28,7 +28,6 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental import multihost_utils  # noqa: E402
 
-from recsys.config import HardNegativesConfig  # noqa: E402
 from recsys.distributed.coordination import in_shares  # noqa: E402
 from recsys.embedding import (  # noqa: E402
     Adagrad,
@@ -43,7 +42,6 @@ from recsys.embedding import (  # noqa: E402
 )
 from recsys.embedding.sharding import physical_rows  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
-from recsys.tasks.retrieval.training import epoch_work as hard_negatives  # noqa: E402
 
 ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 10
 
@@ -142,12 +140,6 @@ if PROCESSES > 1:
 else:
     described = {}
 
-hard_negatives._BLOCK_SCORES = 7 * 60
-vectors = np.random.default_rng(2).normal(size=(61, 4)).astype(np.float32)
-config = HardNegativesConfig(count=1, pool=6, skip=1, guard=0.9)
-mined = hard_negatives.mine_hard_negatives(vectors, np.arange(61) > 0, config)
-lists = [mined.rows.tolist(), mined.lengths.tolist()]
-
 digests = [hashlib.sha256(np.ascontiguousarray(array)).hexdigest() for array in weights()]
 seen = {"losses": [*one["loss"], *rest["loss"]], "weights": digests, "described": described}
 seen["collectives"] = sorted(model.step_proof.collectives)
@@ -155,4 +147,4 @@ errors = {
     "error": error_of(lambda: in_shares(damaged)),
     "no_error": error_of(lambda: in_shares(lambda share, shares: None)),
 }
-sys.stdout.write(json.dumps({**seen, **errors, "lists": lists}) + "\n")
+sys.stdout.write(json.dumps({**seen, **errors}) + "\n")

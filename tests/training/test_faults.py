@@ -110,9 +110,8 @@ def started(run, step):
     "placement", ["row", pytest.param("replicated", marks=pytest.mark.thorough)]
 )
 def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, tmp_path):
-    """Each builds its half of every batch, mines and validates a half."""
+    """Each builds its half of every batch and validates a half."""
     train = {**STAGE["train"], "epochs": 3, "validation": {"share": 0.1, "patience": None}}
-    train["hard_negatives"] = {"count": 32, "pool": 10, "skip": 1}
     model = {**STAGE["model"], "table_placement": placement, "item_neighbours": 3}
     stage = {"model": model, "train": train}
     one, two = Run(tmp_path / "one", data, stage), Run(tmp_path / "two", data, stage, processes=2)

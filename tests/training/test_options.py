@@ -19,7 +19,6 @@ from recsys.tasks.training_side import trained_inputs, training_events
 
 pytestmark = pytest.mark.slow
 
-HARD = {"count": 16, "pool": 10, "skip": 2, "guard": 0.999}
 VALIDATED = {"share": 0.2, "metric": "recall@20", "patience": None}
 
 
@@ -31,9 +30,8 @@ def stage(model=(), **train):
 
 
 @pytest.mark.faults
-def test_hard_negatives_and_the_best_model_survive_a_stop_in_the_middle_of_an_epoch(data, tmp_path):
+def test_the_best_model_survives_a_stop_in_the_middle_of_an_epoch(data, tmp_path):
     asked = stage(
-        hard_negatives=HARD,
         validation=VALIDATED,
         known_positives=12,
         ema=0.9,
@@ -91,11 +89,9 @@ def test_a_damaged_best_model_is_taken_from_the_checkpoint_of_its_step(data, tmp
 
 
 def test_training_stops_when_validation_finds_nothing_better(data, tmp_path):
-    # A rate of nearly zero: every look is like the first, so none is better. Hard negatives
-    # are looked for as long as it goes on.
+    # A rate of nearly zero: every look is like the first, so none is better.
     asked = stage(
         validation={**VALIDATED, "patience": 2},
-        hard_negatives=HARD,
         table_learning_rate=1e-12,
         tower_learning_rate=1e-12,
     )
@@ -105,7 +101,6 @@ def test_training_stops_when_validation_finds_nothing_better(data, tmp_path):
     assert run.summary()["best_step"] == 12
     assert run.summary()["steps"] == 36
     # Started again it finds that there is nothing to do, nor to read.
-    shutil.rmtree(next(run.folder.glob("checkpoints/*/negatives")))
     run.finish_here()
     assert run.summary()["resumed_at"] == [36]
 

@@ -60,18 +60,6 @@ def test_the_position_is_that_of_the_batches_taken_not_of_those_read_ahead(sourc
     assert_batch(found, {name: np.asarray(x) for name, x in expected.items()})
 
 
-def test_it_goes_on_with_another_source(source):
-    other = again(source, uniform_negatives=5)
-    with BatchIterator(source, 8) as feed:
-        for step in (8, 9):
-            (batch,) = next(iter(feed))
-            assert_batch(batch, source[step])
-        feed.restart(other)
-        for step in (10, 11):
-            (batch,) = next(iter(feed))
-            assert_batch(batch, other[step])
-
-
 def test_what_stops_early_leaves_no_thread(source):
     feed = BatchIterator(source)
 

@@ -46,11 +46,10 @@ def folders(tmp_path_factory):
 
 
 def test_a_warm_run_makes_its_own_passes_and_reports_what_it_took_over(folders, tmp_path):
-    """In this process, on eight devices; with hard negatives before the first step."""
+    """In this process, on eight devices."""
     base, data, *_ = folders
     of_config = asked(
         schedule={"kind": "linear", "warmup_steps": 10, "end": 0.0},
-        hard_negatives={"count": 8, "pool": 5, "skip": 1, "guard": 0.999},
         batch_size=64,
         checkpoint={"every_steps": 1000},
     )
@@ -63,8 +62,6 @@ def test_a_warm_run_makes_its_own_passes_and_reports_what_it_took_over(folders, 
     counts = [warm["carried"]["users"][k] for k in ("kept", "new", "reset", "dropped")]
     assert counts == [30, 2, 0, 0]
     assert json.loads((tmp_path / "model" / "training.json").read_text())["warm_start"] == warm
-    (lists,) = tmp_path.glob("checkpoints/*/negatives/0.npz")
-    assert lists.is_file()
     after = Folder(tmp_path / "model")
     assert (after.state["updates"], after.state["steps"]) == (30 + steps, 30 + steps)
     assert after.state["trained_until"] > 9 * DAY
@@ -89,8 +86,7 @@ def test_a_base_that_can_not_be_used_gives_the_model_of_a_cold_start(folders, tm
 @pytest.mark.faults
 def test_a_killed_warm_run_continues_from_its_own_checkpoint(folders, tmp_path):
     base, data, other, _ = folders
-    hard = {"count": 8, "pool": 5, "skip": 1, "guard": 0.999, "after_epochs": 1}
-    all_of_it = asked(hard_negatives=hard, ema=0.9, schedule={"kind": "linear"})
+    all_of_it = asked(ema=0.9, schedule={"kind": "linear"})
     whole, killed = (
         Run(tmp_path / name, data, all_of_it, base=base) for name in ("whole", "killed")
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Self
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from recsys.errors import RecsysError
 from recsys.models.config import RetrievalConfig
 from recsys.tasks.batch_parts import ReadCount, drop_rows, hidden
 from recsys.tasks.config import TrainConfig
-from recsys.tasks.retrieval.training.sampling import BatchCandidates, HardNegatives
+from recsys.tasks.retrieval.training.sampling import BatchCandidates
 from recsys.tasks.training_side import Batch
 
 _DERIVED = ("item_row", "id_row", "log_q", ITEM, PLACE)
@@ -52,8 +51,6 @@ class BatchSource:
         user_features: The users' features.
         context: Names of the events' features that an example has.
         attributes: Names of the events' features that the events of its history have.
-        hard: The lists of hard negatives; None before they are mined, while as many items
-            are drawn uniformly.
         multiple: Number of devices; a full softmax pads the catalogue to a multiple of it.
         part: The rows of each array to read and return.
         reads: Counts the bytes read.
@@ -69,7 +66,6 @@ class BatchSource:
     user_features: tuple[FeatureBags, ...] = ()
     context: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
-    hard: HardNegatives | None = None
     multiple: int = 1
     part: BatchPart = WHOLE
     reads: ReadCount = dataclasses.field(default_factory=ReadCount)
@@ -126,10 +122,6 @@ class BatchSource:
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.epochs
-
-    def with_hard_negatives(self, hard: HardNegatives) -> Self:
-        """Returns the same batches with other lists of hard negatives."""
-        return dataclasses.replace(self, hard=hard)
 
     def __getitem__(self, step: int) -> Batch:
         """Returns batch `step`: the model's inputs, `item_row` and `log_q`.
@@ -302,9 +294,7 @@ class BatchSource:
     @functools.cached_property
     def _candidates(self) -> BatchCandidates:
         train = self.train.model_copy(update={"batch_size": self.batch_size})
-        return BatchCandidates(
-            self._counts, self.catalogue.is_item, train, self.hard, self.multiple
-        )
+        return BatchCandidates(self._counts, self.catalogue.is_item, train, self.multiple)
 
     @functools.cached_property
     def _counts(self) -> np.ndarray:

@@ -1,17 +1,10 @@
-"""The work between epochs: validation on held-back positives, and mining of hard negatives.
-
-Hard negatives are the items whose embeddings are closest to a positive's. The lists are mined
-from the current embeddings once per epoch, as in ANCE (Xiong et al., ICLR 2021). The closest
-items are often positives too, so the first few are skipped, and so are items whose similarity
-exceeds a share of the maximum, 1 (positive-aware mining: Moreira et al., "NV-Retriever", 2024).
-"""
+"""The work between epochs: validation on held-back positives, and the weights of terms."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import jax
 import keras
@@ -19,7 +12,7 @@ import numpy as np
 
 from recsys.data.config import ValidationConfig
 from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
-from recsys.distributed.coordination import agreed, stacked
+from recsys.distributed.coordination import agreed
 from recsys.errors import RecsysError
 from recsys.metrics import RankedLists, per_query, per_user
 from recsys.metrics.rankings import Ndcg, Recall, ReciprocalRank
@@ -30,7 +23,6 @@ from recsys.models.inputs import EventInput
 from recsys.models.terms import assign_scalar
 from recsys.ragged import RaggedRows, ranges
 from recsys.strict import Repeats
-from recsys.tasks.config import HardNegativesConfig
 from recsys.tasks.judging_side import of_some_users
 from recsys.tasks.retrieval.judging.queries import (
     Queries,
@@ -47,25 +39,17 @@ from recsys.tasks.retrieval.training.pair_weight import (
     has_open_weight,
     is_chosen,
 )
-from recsys.tasks.retrieval.training.sampling import HardNegatives
-from recsys.tasks.training_side import Batches, EpochWork
-
-_BLOCK_SCORES = 1 << 24
-"""Maximum number of similarities in memory; 64 MiB of float32."""
+from recsys.tasks.training_side import EpochWork
 
 
 @dataclasses.dataclass(eq=False)
 class RetrievalEpochWork(EpochWork):
-    """Validates the model between two epochs, and mines hard negatives for the next one.
-
-    The lists of hard negatives are written to a file, because a run that is resumed in the
-    middle of an epoch needs the lists from its beginning.
-    """
+    """Validates the model between two epochs."""
 
     def __post_init__(self) -> None:
         """Makes the queries of the validation."""
         train = self.stage.train
-        self._inference, self._hard = Inference(self.model), train.hard_negatives
+        self._inference = Inference(self.model)
         self._validates, self._held = train.validation is not None, None
         if self._validates or len(self.source.events.held):
             self._held = self._held_back(train.validation or ValidationConfig())
@@ -100,118 +84,6 @@ class RetrievalEpochWork(EpochWork):
         self.model.settle(trained())
         if self._held is not None and is_chosen(self.stage.model):
             self._held.choose_weights(self._inference)
-
-    def begin(self, step: int, batches: Batches) -> None:
-        """Uses the hard negatives of the epoch of `step`, if it has any.
-
-        A warm-started model has some before its first step.
-        """
-        epochs = step // self.source.steps_per_epoch
-        if step and self._has_lists(epochs):
-            self._use_lists(epochs, batches)
-        elif not step:
-            self.refresh(epochs, batches)
-
-    def refresh(self, epochs: int, batches: Batches) -> None:
-        """Mines hard negatives after `epochs` epochs, and uses them from now on."""
-        if not self._has_lists(epochs):
-            return
-        # Without biases: popularity doesn't make items similar.
-        vectors = self._inference.catalogue(self.inputs)[:, : self.stage.model.dim]
-        lists = mine_hard_negatives(vectors, self.inputs.catalogue.is_item, self._hard)
-        agreed(lambda: self._save_lists(lists, epochs))
-        self._use_lists(epochs, batches)
-
-    def _save_lists(self, lists: HardNegatives, epochs: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lists.save(self._file(epochs))
-        # Lists from before the epoch of the oldest checkpoint aren't needed again.
-        oldest = self.oldest_step() // self.source.steps_per_epoch
-        for path in self.folder.glob("*.npz"):
-            if path.stem.isdecimal() and int(path.stem) < oldest:
-                path.unlink()
-
-    def _use_lists(self, epochs: int, batches: Batches) -> None:
-        """Uses the lists that were mined after `epochs` epochs.
-
-        Raises:
-            RecsysError: Their file is missing or damaged.
-        """
-        lists = HardNegatives.load(self._file(epochs), self.inputs.catalogue.n_rows)
-        self.source = self.source.with_hard_negatives(lists)
-        batches.restart(self.source)
-
-    def _has_lists(self, epochs: int) -> bool:
-        return self._hard.count > 0 and epochs >= self._hard.after_epochs
-
-    def _file(self, epochs: int) -> Path:
-        return self.folder / f"{epochs}.npz"
-
-
-def mine_hard_negatives(
-    vectors: np.ndarray, is_item: np.ndarray, config: HardNegativesConfig
-) -> HardNegatives:
-    """Returns the items at the ranks `skip` + 1 to `skip` + `pool` by cosine, for each item.
-
-    Exact and blockwise: memory is linear in the size of the catalogue. Several processes share
-    the blocks, and each gets all lists; the result is the same to the bit for any number of
-    processes.
-
-    Args:
-        vectors: Current item vectors `[item rows, dim]`.
-        is_item: Whether each row is an item `[item rows]` bool; others are in no list.
-        config: Size of the lists, and the limits for excluding items.
-    """
-    items = np.flatnonzero(is_item).astype(np.int32)
-    norms = np.linalg.norm(vectors[items].astype(np.float32), axis=1, keepdims=True)
-    directions = (vectors[items] / np.where(norms > 0, norms, 1.0)).astype(np.float32)
-    skip = min(config.skip, len(items) - 1)
-    pool = min(config.pool, len(items) - 1 - skip)
-    if pool <= 0:
-        return HardNegatives.none_yet(is_item)
-    size = max(1, _BLOCK_SCORES // len(items))
-    n_blocks = -(-len(items) // size)
-
-    index, count = jax.process_index(), jax.process_count()
-
-    def own_lists() -> np.ndarray:
-        """Returns the lists, each with its length first, of every `count`-th block."""
-        lists = np.zeros((-(-n_blocks // count), size, 1 + pool), np.int32)
-        for own, block in zip(lists, range(index, n_blocks, count), strict=False):
-            of = np.arange(block * size, min((block + 1) * size, len(items)))
-            own[: len(of), 0], places = _nearest(directions, of, skip, pool, config.guard)
-            is_listed = np.arange(pool) < own[: len(of), :1]
-            own[: len(of), 1:] = np.where(is_listed, items[places], 0)
-        return lists
-
-    lists = stacked(own_lists).swapaxes(0, 1).reshape(-1, 1 + pool)[: len(items)]
-    rows = np.zeros((len(vectors), pool), np.int32)
-    lengths = np.zeros(len(vectors), np.int32)
-    lengths[items], rows[items] = lists[:, 0], lists[:, 1:]
-    return HardNegatives(rows, lengths, items)
-
-
-def _nearest(
-    directions: np.ndarray, of: np.ndarray, skip: int, pool: int, guard: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the length of the lists of items `[b]`, and the lists `[b, pool]`.
-
-    Args:
-        directions: Vectors of length 1 `[items, dim]` float32.
-        of: Indices of the items whose lists are made `[b]`.
-        skip: Number of nearest items to skip.
-        pool: Maximum length of a list.
-        guard: The highest cosine in a list.
-    """
-    scores = directions[of] @ directions.T
-    scores[np.arange(len(of)), of] = -np.inf
-    # Ties go to the lower row.
-    similarity, places = map(np.asarray, jax.lax.top_k(scores, skip + pool))
-    n_close = np.maximum((similarity > guard).sum(axis=1), skip)
-    # The first `n_close` of the nearest items are skipped.
-    shifted = np.minimum(np.arange(pool) + n_close[:, None], skip + pool - 1)
-    nearest = np.take_along_axis(places, shifted, axis=1)
-    return np.minimum(skip + pool - n_close, pool), nearest
 
 
 _K = 10

@@ -2,7 +2,6 @@
 
 BatchCandidates   the items with which the queries of a batch are compared
 ItemSampler       items drawn by a power of their popularity
-HardNegatives     items drawn from lists of close items
 inclusion_log_probability   log probability that an item is among the candidates
 """
 
@@ -10,14 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zipfile
-from pathlib import Path
-from typing import Self
 
 import numpy as np
 
-from recsys.errors import RecsysError
-from recsys.system.files import replacing
 from recsys.tasks.config import TrainConfig
 
 
@@ -122,140 +116,38 @@ def _log_miss(probability: np.ndarray, n_draws: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HardNegatives:
-    """A list of close items for each item; see `recsys.tasks.retrieval.training.epoch_work`.
-
-    Attributes:
-        rows: Item rows of each list `[item rows, pool]` int32, padded with 0.
-        lengths: Length of each list `[item rows]` int32; 0 for an item without a list.
-        items: All item rows `[items]` int32, from which is drawn for items without a list.
-    """
-
-    rows: np.ndarray
-    lengths: np.ndarray
-    items: np.ndarray
-
-    @classmethod
-    def none_yet(cls, is_item: np.ndarray) -> Self:
-        """Returns empty lists, with which all draws are uniform.
-
-        Args:
-            is_item: Whether each item row is an item `[item rows]` bool.
-        """
-        n_rows, items = len(is_item), np.flatnonzero(is_item).astype(np.int32)
-        return cls(np.zeros((n_rows, 1), np.int32), np.zeros(n_rows, np.int32), items)
-
-    def draw(
-        self,
-        positives: np.ndarray,
-        n: int,
-        random: np.random.Generator,
-        of: np.ndarray | slice = slice(None),
-    ) -> np.ndarray:
-        """Returns items drawn from the lists of positives, in the order of positives `[m]` int32.
-
-        Args:
-            positives: Item rows of a batch's events `[batch]`.
-            n: Number of draws. Positives are cycled if there are fewer.
-            random: Random generator.
-            of: Indices of the draws to return `[m]`; all by default.
-        """
-        item = positives[np.arange(n)[of] % len(positives)]
-        chance, length = random.random(n)[of], self.lengths[item]
-        close = self.rows[item, (chance * length).astype(np.int64)]
-        anything = self.items[(chance * len(self.items)).astype(np.int64)]
-        return np.where(length > 0, close, anything)
-
-    def probability(self, shares: np.ndarray) -> np.ndarray:
-        """Returns the probability of each item row in a single draw `[item rows]` float64.
-
-        It is `h_j = sum_i share_i / |list_i|` over the items i whose list contains j.
-
-        Args:
-            shares: Share of each item row in the training events `[item rows]`.
-        """
-        n_rows = len(self.rows)
-        of_one = np.where(self.lengths > 0, shares / np.maximum(self.lengths, 1), 0.0)
-        probability = np.zeros(n_rows)
-        # Column by column: the weights of all lists would take twice their memory.
-        for place in range(self.rows.shape[1]):
-            used = np.where(place < self.lengths, of_one, 0.0)
-            probability += np.bincount(self.rows[:, place], used, n_rows)
-        probability[self.items] += shares[self.lengths == 0].sum() / len(self.items)
-        return np.minimum(probability, 1.0)
-
-    def save(self, path: Path) -> None:
-        """Writes the lists to one `.npz` file, atomically."""
-        # As an open file, since NumPy would append to the name.
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, rows=self.rows, lengths=self.lengths, items=self.items)
-
-    @classmethod
-    def load(cls, path: Path, n_rows: int) -> Self:
-        """Reads the lists of `n_rows` item rows.
-
-        Raises:
-            RecsysError: The file is missing or damaged, or has another number of rows.
-        """
-        try:
-            # NumPy wouldn't close a file that it can't read.
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                negatives = cls(arrays["rows"], arrays["lengths"], arrays["items"])
-            if len(negatives.rows) != n_rows or negatives.lengths.shape != (n_rows,):
-                raise ValueError(f"lists of {len(negatives.rows)} items, where {n_rows} are")
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise RecsysError(
-                "R327",
-                f"{str(path)!r} must hold the hard negatives of this catalogue.",
-                "Delete the run's checkpoints, and train from scratch.",
-                f"{type(error).__name__}: {error}",
-            ) from None
-        return negatives
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class BatchCandidates:
-    """The candidates of a batch: its positives, the drawn negatives, then the hard negatives.
+    """The candidates of a batch: its positives, then the drawn negatives.
 
     For the full softmax, every item of the catalogue follows the positives instead, padded by
     repeating some. An item counts once in the loss, however often it occurs. With several
     `train.negative_groups`, candidates are ordered by group, and within a group as above: the
-    positives of a part of the batch, then its own drawn negatives, then its own hard ones.
-    If `train.cold_negatives` is 0, items without events are never negatives, unless a list of
-    hard negatives contains them.
+    positives of a part of the batch, then its own drawn negatives.
+    If `train.cold_negatives` is 0, items without events are never negatives.
 
     Attributes:
         counts: Number of training events of each item row `[item rows]` int64.
         is_item: Whether each row is an item `[item rows]` bool.
         train: Numbers of positives and negatives.
-        hard: The lists of hard negatives; None before they are mined, while as many items
-            are drawn uniformly, so that all batches of a run have the same shape.
         multiple: Number of devices, which must divide the number of candidates.
     """
 
     counts: np.ndarray
     is_item: np.ndarray
     train: TrainConfig
-    hard: HardNegatives | None = None
     multiple: int = 1
 
     def __len__(self) -> int:
-        if self.is_full:
-            return self.train.batch_size + len(self._catalogue)
-        train = self.train
-        return train.batch_size + train.uniform_negatives + train.hard_negatives.count
+        n = len(self._catalogue) if self.is_full else self.train.uniform_negatives
+        return self.train.batch_size + n
 
     def examples_of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the examples whose items are among the candidates `rows` or their sources.
+        """Returns the examples whose items are among the candidates `rows` `[k]` int64, ascending.
 
         Args:
             rows: Indices of some of the candidates `[m]`, ascending.
-
-        Returns:
-            Indices of examples in the batch `[k]` int64, ascending.
         """
-        positives, _, hard = self._kinds(rows)
-        return np.union1d(positives, self._close_to[hard])
+        return self._kinds(rows)[0]
 
     def of_batch(
         self, positives: np.ndarray, random: np.random.Generator, rows: np.ndarray
@@ -268,48 +160,31 @@ class BatchCandidates:
             random: Random generator of the batch.
             rows: Indices of the candidates `[m]`, ascending.
         """
-        own, drawn, hard = self._kinds(rows)
+        own, drawn = self._kinds(rows)
         if self.is_full:
             return np.concatenate([positives[own], self._catalogue[drawn]])
-        n_drawn, n_hard = self.train.uniform_negatives, self.train.hard_negatives.count
-        items = np.concatenate(
-            [
-                positives[own],
-                self._sampler.draw(n_drawn, random, drawn),
-                self._lists.draw(positives[self._close_to], n_hard, random, hard),
-            ]
-        )
+        negatives = self._sampler.draw(self.train.uniform_negatives, random, drawn)
+        items = np.concatenate([positives[own], negatives])
         if self.train.negative_groups == 1:
             return items
         by_group = np.empty_like(items)
         by_group[np.argsort(self._by_kind[rows])] = items
         return by_group
 
-    def _kinds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns indices of positives, negatives and hard negatives for the candidates `rows`."""
+    def _kinds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns indices of positives and of negatives for the candidates `rows`."""
         if self.train.negative_groups > 1:
             rows = np.sort(self._by_kind[rows])
-        n = self.train.batch_size
-        n_negatives = len(self._catalogue) if self.is_full else self.train.uniform_negatives
-        first, second = np.searchsorted(rows, [n, n + n_negatives])
-        return rows[:first], rows[first:second] - n, rows[second:] - n - n_negatives
+        first = np.searchsorted(rows, self.train.batch_size)
+        return rows[:first], rows[first:] - self.train.batch_size
 
     @functools.cached_property
     def _by_kind(self) -> np.ndarray:
-        """Index of each candidate in an order with all positives first, and all hard ones last."""
-        train = self.train
-        n, groups = train.batch_size, train.negative_groups
-        kinds = np.split(np.arange(len(self)), [n, n + train.uniform_negatives])
+        """Index of each candidate in an order with all positives first."""
+        n, groups = self.train.batch_size, self.train.negative_groups
+        kinds = np.split(np.arange(len(self)), [n])
         parts = [kind.reshape(groups, len(kind) // groups) for kind in kinds]
         return np.concatenate(parts, axis=1).ravel()
-
-    @functools.cached_property
-    def _close_to(self) -> np.ndarray:
-        """Index of the positive, in the same group, from whose list each hard negative is drawn."""
-        train = self.train
-        n, groups = train.batch_size // train.negative_groups, np.arange(train.negative_groups)
-        draws = np.arange(train.hard_negatives.count // len(groups))
-        return (groups[:, None] * n + draws % n).ravel()
 
     def log_q(self, positives: Sampler) -> np.ndarray:
         """Returns the logQ correction of each item row's scores `[item rows]` float32.
@@ -323,10 +198,7 @@ class BatchCandidates:
         """
         if self.is_full:
             return self._log_of_counting_less.astype(np.float32)
-        n_hard = self.train.hard_negatives.count
-        samplers = [positives, (self._sampler.probability, self.train.uniform_negatives)]
-        if n_hard:
-            samplers.append((self._lists.probability(self.event_shares), n_hard))
+        samplers = positives, (self._sampler.probability, self.train.uniform_negatives)
         groups = self.train.negative_groups
         log_q = inclusion_log_probability(*((share, n // groups) for share, n in samplers))
         # An item that is in no batch has an infinite value, which is unused.
@@ -344,10 +216,6 @@ class BatchCandidates:
     def event_shares(self) -> np.ndarray:
         """Share of each item row in the training events `[item rows]` float64."""
         return self.counts / self.counts.sum()
-
-    @functools.cached_property
-    def _lists(self) -> HardNegatives:
-        return HardNegatives.none_yet(self.is_item) if self.hard is None else self.hard
 
     @functools.cached_property
     def _sampler(self) -> ItemSampler:

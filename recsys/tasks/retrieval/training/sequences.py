@@ -233,7 +233,7 @@ def _row_shares(events: KeptEvents, n_rows: int, new: int, n_items: int) -> np.n
     """Returns the share of an epoch's rows that contain each item `[n_items]` float64.
 
     It is the mean over the `new` possible beginnings of an epoch's first row, which are equally
-    likely. So it is computed once for all epochs and all lists of hard negatives. An item is
+    likely. So it is computed once for all epochs. An item is
     counted at its first event in a row. If the previous event with the same item is d events
     earlier, a row begins between the two for min(d, new) of the beginnings.
 

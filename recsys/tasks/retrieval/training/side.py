@@ -101,7 +101,6 @@ class RetrievalTraining(TrainingSide):
         numbers = {
             "batch_size": train.batch_size,
             "uniform_negatives": train.uniform_negatives,
-            "hard_negatives.count": train.hard_negatives.count,
         }
         if train.loss.negatives == "catalogue":  # It draws none.
             del numbers["uniform_negatives"]
@@ -121,7 +120,7 @@ class RetrievalTraining(TrainingSide):
         n_rows, n_new = packing(config, train, n_parts)
         is_packed = config.over_positions
         n_queries = n_rows * n_new if is_packed else train.batch_size
-        n_negatives = train.uniform_negatives + train.hard_negatives.count
+        n_negatives = train.uniform_negatives
         if train.loss.negatives == "catalogue":
             n_negatives = -(-n_items // n_parts) * n_parts
         n_candidates = n_queries + n_negatives

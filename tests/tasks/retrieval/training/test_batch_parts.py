@@ -14,7 +14,6 @@ from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
 from recsys.models.config import SasRecConfig, TwoTowerConfig
 from recsys.tasks.batch_parts import ReadCount
-from recsys.tasks.retrieval.training.sampling import HardNegatives
 from recsys.tasks.retrieval.training.sequences import SequenceSource
 from recsys.training.prefetch import read_ahead
 
@@ -32,13 +31,6 @@ CASES = {
     "features of histories": {"history_tower": True, "widths": (), "pooling": SasRecConfig()},
     "shard by shard": {**DROPPED, "shuffle": {"kind": "shards", "buffer": 40}},
     "in groups": {"uniform_negatives": 16, "negative_groups": 4},
-    "hard": {**DROPPED, "uniform_negatives": 8, "hard_negatives": {"count": 24}},
-    "hard, in groups": {
-        **DROPPED,
-        "uniform_negatives": 24,
-        "hard_negatives": {"count": 8},
-        "negative_groups": 4,
-    },
 }
 
 
@@ -49,14 +41,9 @@ def a_log():
 
 
 def source_of(case):
-    settings, lists = {**CASES[case], "batch_size": 16}, None
-    if "hard" in case:
-        rng = np.random.default_rng(1)
-        rows = rng.integers(1, N_ITEMS, (N_ITEMS, 5)).astype(np.int32)
-        lengths = rng.integers(0, 6, N_ITEMS).astype(np.int32)
-        lists = HardNegatives(rows, lengths, np.arange(1, N_ITEMS, dtype=np.int32))
+    settings = {**CASES[case], "batch_size": 16}
     bags = np.random.default_rng(2).integers(0, 9, (N_USERS, 2)).astype(np.int32)
-    source = make(a_log(), small_source().catalogue, [3, 40, 70], lists, multiple=8, **settings)
+    source = make(a_log(), small_source().catalogue, [3, 40, 70], multiple=8, **settings)
     return dataclasses.replace(source, user_features=(FeatureBags("segment", 9, bags),))
 
 
@@ -107,12 +94,10 @@ def bytes_of(source):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_processes_read_nothing_twice_but_items_of_hard_negatives(case):
+def test_processes_read_nothing_twice(case):
     source = source_of(case)
     alone = bytes_of(source)
-    together = sum(bytes_of(part) for part in parts_of(source, 4, 1))
-    n_hard = source.train.hard_negatives.count
-    assert alone <= together <= alone + 4 * n_hard * source.steps_per_epoch
+    assert sum(bytes_of(part) for part in parts_of(source, 4, 1)) == alone
     assert alone >= source.steps_per_epoch * source.batch_size * 4 * (2 + source.model.history)
 
 
@@ -133,7 +118,7 @@ def test_processes_read_nothing_of_sequences_twice(options):
 
 
 def test_a_part_read_ahead_in_blocks_is_that_of_the_batch_alone():
-    for part in parts_of(source_of("hard"), 2, 2):
+    for part in parts_of(source_of("dropped and known"), 2, 2):
         for step, (batch,) in enumerate(read_ahead(part, 1), start=1):
             for name, values in part[step].items():
                 np.testing.assert_array_equal(batch[name], values)

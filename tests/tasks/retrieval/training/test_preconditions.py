@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from batch_sources import N_ITEMS, make_log
 
-from recsys.config import HardNegativesConfig, TrainConfig, VocabularyConfig
+from recsys.config import TrainConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog
 from recsys.data.hold_out import KeptEvents
@@ -106,7 +106,6 @@ def test_some_weights_of_zero_and_unknown_items_are_reported():
     [
         ("batch_size", {"batch_size": 100}),
         ("uniform_negatives", {"uniform_negatives": 12}),
-        ("hard_negatives.count", {"hard_negatives": HardNegativesConfig(count=4)}),
     ],
 )
 def test_what_does_not_divide_among_the_devices_names_the_setting_and_a_number(key, changes):

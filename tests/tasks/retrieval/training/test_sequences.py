@@ -13,7 +13,6 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.hold_out import KeptEvents
 from recsys.errors import RecsysError
 from recsys.models.config import SasRecConfig
-from recsys.tasks.retrieval.training.sampling import HardNegatives
 from recsys.tasks.retrieval.training.sequences import NO_STATE, SequenceSource, _row_shares
 from recsys.training.prefetch import read_ahead
 
@@ -195,15 +194,12 @@ def test_the_share_of_rows_with_an_item_is_that_of_all_beginnings(n_held, at_onc
 
 
 def test_the_items_of_rows_are_counted_once_a_training():
-    hard = {"count": 4, "pool": 3, "skip": 1}
-    options = {"history": 6, "uniform_negatives": 4, "epochs": 2, "hard_negatives": hard}
+    options = {"history": 6, "uniform_negatives": 4, "epochs": 2}
     source = make(*some_events(), **options)
     _row_shares.cache_clear()
     batches = source[0], source[source.steps_per_epoch]
-    lists = HardNegatives.none_yet(np.arange(N_ITEMS) > 0)
-    later = source.with_hard_negatives(lists)[source.steps_per_epoch]
     assert _row_shares.cache_info().misses == 1
-    for batch in (*batches, later):
+    for batch in batches:
         np.testing.assert_array_equal(batch["log_q"], source._log_q[batch["item_row"]])
 
 
