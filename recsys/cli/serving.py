@@ -70,9 +70,9 @@ def serve(
 ) -> None:
     """Serve the pushed model over HTTP and gRPC, with a web page.
 
-    The protocols are TensorFlow Serving's and Open Inference. Prints the URL once the server is
-    ready. New versions are loaded when they are pushed. Rankings and lists of `:recommend` are
-    logged if `serving.log` in the config says so.
+    The protocols are TensorFlow Serving's. Prints the URL once the server is ready. New versions
+    are loaded when they are pushed. Rankings and lists of `:recommend` are logged if `serving.log`
+    in the config says so.
 
     Args:
         model_dir: Folder of the versions. Default: the run's.

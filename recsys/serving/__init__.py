@@ -17,7 +17,6 @@ app               all routes together, the page, and the checks before them
 tf_serving        the REST API of TensorFlow Serving
 rank_api          recommendations and rankings of given items, over REST and gRPC
 served_log        the log of what was served
-open_inference    the Open Inference protocol, over REST and gRPC
 grpc_server       the gRPC services
 page_api          the JSON API behind the page
 pool              the versions that are loaded, their state, and metrics

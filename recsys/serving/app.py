@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from recsys.errors import RecsysError
-from recsys.serving import open_inference, page_api, rank_api, tf_serving
+from recsys.serving import page_api, rank_api, tf_serving
 from recsys.serving.pool import ServerMetrics
 from recsys.serving.predictor import Predictor
 from recsys.serving.requests import (
@@ -174,7 +174,7 @@ def _routes(predictor: Predictor, metrics: ServerMetrics, lifespan: Lifespan | N
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     # Of several routes of a path, the first says which methods it has.
-    for router in (m.router for m in (rank_api, tf_serving, open_inference, page_api)):
+    for router in (m.router for m in (rank_api, tf_serving, page_api)):
         app.include_router(router(predictor))
     folder = resources.files(__package__) / "static"
     page = (folder / "page.html").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""gRPC: Predict of TensorFlow Serving, the Open Inference protocol, rankings and lists.
+"""gRPC: Predict of TensorFlow Serving, rankings and lists.
 
 Messages are parsed where requests are read, so the server starts without TensorFlow.
 """
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from recsys.errors import RecsysError
 from recsys.savedmodel.signatures import Arrays, SignatureInput
-from recsys.serving import open_inference, rank_api
+from recsys.serving import rank_api
 from recsys.serving.pool import ServerMetrics
 from recsys.serving.predictor import (
     Predictor,
@@ -150,6 +150,5 @@ def _from_proto(name: str, proto: Any, spec: SignatureInput, limits: Limits) -> 
 
 _SERVICES: dict[str, dict[str, Method]] = {
     "tensorflow.serving.PredictionService": {"Predict": _predict},
-    "inference.GRPCInferenceService": open_inference.METHODS,
     "recsys.RankingService": rank_api.METHODS,
 }

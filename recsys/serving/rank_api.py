@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from importlib import resources
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pydantic
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from recsys.bundles.bundle import check_answers
 from recsys.errors import UsageError
 from recsys.savedmodel.signatures import SCORE
 from recsys.serving.label_scorer import LabelScorer, RankedItems, RankQuery
-from recsys.serving.open_inference import message_class
 from recsys.serving.page_api import Id, invalid
 from recsys.serving.predictor import Predictor
 from recsys.serving.ranking import Ranking
@@ -207,9 +209,13 @@ def label_scorer(model: ServedModel) -> LabelScorer:
 # --- gRPC
 
 
+@functools.cache
 def messages(name: str) -> Any:
-    """Returns a message class of the gRPC service."""
-    return message_class("ranking.pbtxt", f"recsys.{name}")
+    """Returns a message class of the gRPC service, from its FileDescriptorProto."""
+    text = resources.files(__package__).joinpath("ranking.pbtxt").read_text("utf-8")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"recsys.{name}"))
 
 
 async def _rank(predictor: Predictor, request: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""gRPC and Open Inference: their clients get the answers of TensorFlow Serving's REST API."""
+"""gRPC: its clients get the answers of TensorFlow Serving's REST API."""
 
 import contextlib
 import socket
@@ -16,19 +16,10 @@ import tensorflow as tf
 from serving import FakeModel, FakeRecommender, Running, wait_for
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-from recsys.serving.open_inference import messages
 from recsys.serving.requests import Limits
 
 QUERY = {"user_id": ["u1"], "history": [["i3", ""]], "exclude_seen": [False]}
 COLUMNS = {**QUERY, "country": [[""]]}
-DATATYPES = {"user_id": "BYTES", "history": "BYTES", "exclude_seen": "BOOL", "country": "BYTES"}
-
-KSERVE = (
-    "0a016d2a190a07757365725f6964120542595445531a01012a04420275312a180a07686973746f72"
-    "79120542595445531a0201012a0242002a1c0a0c6578636c7564655f7365656e1204424f4f4c1a01"
-    "012a030a01012a180a07636f756e747279120542595445531a0201012a024200"
-)
-"""A ModelInferRequest of user `u1`, written by the messages of kserve 0.21."""
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +40,6 @@ def expected(server):
     return server.predict(body, "/v1/models/m/versions/1:predict").json()["outputs"]
 
 
-def inference(channel, method, request=None, **fields):
-    request = request or messages(f"{method}Request")(**fields)
-    path = f"/inference.GRPCInferenceService/{method}"
-    return rpc.ask(channel, path, request, messages(f"{method}Response"))
-
-
 def predict_request(columns, name="m", signature="recommend", version=1):
     return rpc.predict_request(columns, name, signature, version)
 
@@ -72,58 +57,6 @@ def test_a_client_of_tensorflow_serving_gets_the_answer_of_rest(channel, expecte
     request = predict_request(COLUMNS)
     request.output_filter.append("known")
     assert set(stub.Predict(request, timeout=30).outputs) == {"known"}
-
-
-def packed(values):
-    if isinstance(values[0], bool):
-        return struct.pack(f"<{len(values)}?", *values)
-    return b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, values))
-
-
-@pytest.mark.parametrize("is_raw", [True, False])
-def test_open_inference_over_grpc_gives_the_same_answer(channel, expected, is_raw):
-    request = messages("ModelInferRequest")(model_name="m", model_version="1", id="7")
-    request.parameters["signature_name"].string_param = "recommend"
-    for name, values in COLUMNS.items():
-        flat = np.ravel(values).tolist()
-        tensor = request.inputs.add(name=name, datatype=DATATYPES[name], shape=np.shape(values))
-        if is_raw:
-            request.raw_input_contents.append(packed(flat))
-        elif name == "exclude_seen":
-            tensor.contents.bool_contents.extend(flat)
-        else:
-            tensor.contents.bytes_contents.extend(text.encode() for text in flat)
-    response = inference(channel, "ModelInfer", request)
-    assert response.id == "7"
-    outputs = {output.name: (i, output) for i, output in enumerate(response.outputs)}
-    i, scores = outputs["scores"]
-    raw = response.raw_output_contents
-    found = np.frombuffer(raw[i], "<f4") if is_raw else np.float32(scores.contents.fp32_contents)
-    np.testing.assert_array_equal(found.reshape(scores.shape), np.float32(expected["scores"]))
-    i, ids = outputs["candidate_ids"]
-    texts = [text for row in expected["candidate_ids"] for text in row]
-    if is_raw:
-        assert raw[i] == packed(texts)
-    else:
-        assert [text.decode() for text in ids.contents.bytes_contents] == texts
-
-
-def test_open_inference_reports_the_server_and_the_model(server, channel):
-    assert inference(channel, "ServerLive").live
-    assert inference(channel, "ServerReady").ready
-    assert inference(channel, "ServerMetadata").name == "recsys"
-    assert inference(channel, "ModelReady", name="m", version="2").ready
-    assert list(inference(channel, "ModelMetadata", name="m").versions) == ["1", "2"]
-    for path in ("", "/health/live", "/health/ready", "/models/m", "/models/m/versions/1/ready"):
-        assert requesting.get(f"{server.url}/v2{path}").status_code == 200
-    assert requesting.get(f"{server.url}/v2/models/m/versions/9/ready").status_code == 404
-
-
-def test_a_request_as_the_clients_of_kserve_send_it_is_read(channel):
-    request = bytes.fromhex(KSERVE)
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    response = messages("ModelInferResponse").FromString(call(request, timeout=30))
-    assert {output.name for output in response.outputs} >= {"candidate_ids", "scores"}
 
 
 def status_of(call):
@@ -162,28 +95,17 @@ def test_a_small_message_of_a_huge_tensor_is_refused(channel, sizes):
     assert status_of(lambda: stub.Predict(request, timeout=30)) == "INVALID_ARGUMENT"
 
 
-@pytest.mark.parametrize("raw", [b"\5\0\0\0abc", b"\1", b"\xff\xff\xff\xff", b""])
-def test_truncated_raw_contents_are_refused(channel, raw):
-    request = messages("ModelInferRequest")(model_name="m")
-    for name, values in COLUMNS.items():
-        request.inputs.add(name=name, datatype=DATATYPES[name], shape=np.shape(values))
-        request.raw_input_contents.append(raw)
-    assert status_of(lambda: inference(channel, "ModelInfer", request)) == "INVALID_ARGUMENT"
-
-
 def test_bytes_that_are_no_message_are_refused(channel):
-    for method in ("tensorflow.serving.PredictionService/Predict",
-                   "inference.GRPCInferenceService/ModelInfer"):  # fmt: skip
-        call = channel.unary_unary(f"/{method}")
-        assert status_of(lambda call=call: call(b"\xff" * 20, timeout=30)) == "INVALID_ARGUMENT"
+    call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    assert status_of(lambda: call(b"\xff" * 20, timeout=30)) == "INVALID_ARGUMENT"
     reflection = channel.unary_unary("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     assert status_of(lambda: reflection(b"", timeout=30)) == "UNIMPLEMENTED"
 
 
 def test_metrics_count_calls(server, channel):
-    inference(channel, "ServerLive")
+    rpc.predict(channel, predict_request(COLUMNS))
     text = requesting.get(f"{server.url}/metrics").text
-    route = "/inference.GRPCInferenceService/ServerLive"
+    route = "/tensorflow.serving.PredictionService/Predict"
     assert f'recsys_requests_total{{code="OK",method="gRPC",route="{route}"}}' in text
 
 
@@ -217,8 +139,10 @@ def test_calls_that_never_send_their_message_are_ended():
         with grpc.insecure_channel(running.grpc) as opened:
 
             def answers():
-                with contextlib.suppress(grpc.RpcError):
-                    return inference(opened, "ServerLive").live
+                try:
+                    return rpc.predict(opened, rpc.predict_request({}, "nothing"))
+                except grpc.RpcError as error:
+                    return error.code() is grpc.StatusCode.NOT_FOUND
 
             wait_for(answers)
 

@@ -19,7 +19,6 @@ from recsys.cli import main
 from recsys.errors import RecsysError, UsageError
 from recsys.forget.served import knows
 from recsys.savedmodel.inputs import IdTable
-from recsys.serving.open_inference import messages
 from recsys.serving.served_model import Retriever
 from recsys.serving.service import load_version
 from recsys.vectors import ItemVectors
@@ -135,40 +134,9 @@ def test_the_rest_protocol_of_tensorflow_serving_answers_scores(server):
     assert "R555" in wrong.json()["error"]
 
 
-def test_open_inference_answers_scores(server):
-    datatypes = {"user_id": "BYTES", "item_id": "BYTES", "price": "FP32", "count": "INT64"}
-    inputs = [
-        {
-            "name": name,
-            "datatype": datatypes[name],
-            "shape": np.shape(values),
-            "data": np.ravel(values).tolist(),
-        }
-        for name, values in ROWS.items()
-    ]
-    answer = requesting.post(f"{server.url}/v2/models/m/infer", json={"inputs": inputs}).json()
-    [output] = answer["outputs"]
-    assert (output["name"], output["shape"], output["data"]) == ("score", [3], SCORES)
-    described = requesting.get(f"{server.url}/v2/models/m").json()
-    assert {field["name"]: field["datatype"] for field in described["inputs"]} == datatypes
-
-
 def test_grpc_answers_scores(server):
     outputs = rpc.predict(server.grpc, rpc.predict_request(ROWS))
     assert outputs["score"].tolist() == SCORES
-    inference = messages("ModelInferRequest")(model_name="m")
-    for name, values in ROWS.items():
-        flat = np.ravel(values).tolist()
-        field, datatype = {
-            "price": ("fp32_contents", "FP32"),
-            "count": ("int64_contents", "INT64"),
-        }.get(name, ("bytes_contents", "BYTES"))
-        tensor = inference.inputs.add(name=name, datatype=datatype, shape=np.shape(values))
-        flat = [x.encode() for x in flat] if datatype == "BYTES" else flat
-        getattr(tensor.contents, field).extend(flat)
-    method = "/inference.GRPCInferenceService/ModelInfer"
-    [output] = rpc.ask(server.grpc, method, inference, messages("ModelInferResponse")).outputs
-    assert list(output.contents.fp32_contents) == SCORES
 
 
 def test_the_page_says_that_there_are_no_lists(server):
