@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from recsys.registry import register_task
 from recsys.tasks import Task
 
 
-@register_task("ranking")
 class Ranking(Task):
     """Learns the labels of events: the probability of a click, or an amount such as a time."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from recsys.registry import register_task
 from recsys.tasks import Task
 
 
-@register_task("retrieval")
 class Retrieval(Task):
     """Learns from positives which items of the catalogue a user will interact with next."""
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from recsys.registry import register_baseline
 from recsys.tasks.judging_side import Baseline, LeftOutError
 from recsys.tasks.ranking.judging.labelled_rows import LabelledRows
 
@@ -37,7 +36,6 @@ class Means:
         return {name: means[rows.item_row] for name, means in self.of_items.items()}
 
 
-@register_baseline("constant")
 class Constant(Baseline):
     """Predicts the mean label of all training rows."""
 
@@ -53,7 +51,6 @@ class Constant(Baseline):
         return Means(_means(data))
 
 
-@register_baseline("item_mean")
 class ItemMean(Baseline):
     """Predicts the mean label of the item's training rows, smoothed by the mean of all rows."""
 
@@ -79,7 +76,6 @@ class ItemMean(Baseline):
         return Means(means, of_items)
 
 
-@register_baseline("logistic_regression")
 class LogisticRegression(Baseline):
     """Predicts yes/no labels by a logistic regression on one-hots of the model's columns.
 

@@ -17,7 +17,6 @@ from recsys.data.config import Order
 from recsys.data.hold_out import newest_events
 from recsys.data.neighbours import as_sets
 from recsys.ragged import RaggedRows
-from recsys.registry import register_baseline
 from recsys.tasks.judging_side import Baseline, LeftOutError
 from recsys.tasks.retrieval.judging.scores import DotProducts
 
@@ -119,7 +118,6 @@ class SameForAll:
         return DotProducts(np.ones((len(queries), 1), np.float32), self.scores[:, None])
 
 
-@register_baseline("popularity")
 class Popularity(Baseline):
     """Orders items by their number of training positives; ties go to the lower row."""
 
@@ -137,7 +135,6 @@ class Popularity(Baseline):
         return SameForAll(data.ranks)
 
 
-@register_baseline("recent_popularity")
 class RecentPopularity(Baseline):
     """Orders items by their positives of the last days, then by all their positives.
 
@@ -308,7 +305,6 @@ _BLOCK_ITEMS = 2**24
 """Maximum number of seen items in the queries that are solved at a time."""
 
 
-@register_baseline("ials")
 class Ials(Baseline):
     """Scores an item by the dot product of its vector and the user's.
 

@@ -18,7 +18,6 @@ from recsys.data.hold_out import newest_events
 from recsys.data.neighbours import as_arrays, as_sets, strongest_pairs
 from recsys.data.transitions import TransitionScores, of_items, transition_weights
 from recsys.ragged import RaggedRows
-from recsys.registry import register_baseline
 from recsys.tasks.judging_side import Baseline, LeftOutError
 from recsys.tasks.retrieval.judging.baselines import BaselineData, item_sets
 from recsys.tasks.retrieval.judging.queries import Queries
@@ -81,7 +80,6 @@ def below_all(data: BaselineData) -> np.ndarray:
     return data.ranks - data.ranks.max() - 1.0
 
 
-@register_baseline("item_knn")
 class ItemKnn(Baseline):
     """Scores an item by its similarity to the items in the user's history.
 
@@ -115,7 +113,6 @@ class ItemKnn(Baseline):
         return PairWeights(neighbours, below_all(data))
 
 
-@register_baseline("transitions")
 class Transitions(Baseline):
     """Scores an item by how often it follows the newest items of the user's history.
 
@@ -201,7 +198,6 @@ class FollowingItems:
         return _over(self.fitted.fallback, sums)
 
 
-@register_baseline("ease")
 class Ease(Baseline):
     """Scores an item by linear weights that best reconstruct the users' sets of items.
 
