@@ -17,7 +17,6 @@ class Hinge(recsys.Loss):
     """The taken item must be closer than each other candidate, by a margin."""
 
     title: ClassVar[str] = "Hinge"
-    takes_hard_negatives: ClassVar[bool] = False
 
     margin: PositiveFloat = 0.2
     """How much closer."""

@@ -12,7 +12,6 @@ class Margin(recsys.Loss):
     """The next item must be closer than the others, by a margin."""
 
     title: ClassVar[str] = "Hinge with a margin"
-    takes_hard_negatives: ClassVar[bool] = False
 
     margin: PositiveFloat = 0.2
     """How much closer."""
