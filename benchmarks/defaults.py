@@ -32,7 +32,13 @@ from recsys.config import Order, TrainStage
 from recsys.data.split import SplitRule
 from recsys.models.config import AutoConfig
 
-BASELINES = ("popularity", "item_knn", "transitions", "ials", "ease")
+BASELINES = (
+    "popularity",
+    "item_knn",
+    "transitions",
+    "ials",
+    {"type": "ease", "most_items": 20_000},
+)
 _METRICS = ("recall@10", "ndcg@10")
 _NO_NAMES: list[str] = []
 _SHARE = 0.2

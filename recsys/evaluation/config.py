@@ -12,7 +12,7 @@ from recsys.registry import BUILT_INS, Choice, get, name_of, names
 from recsys.registry.choice import Stage
 from recsys.strict import Share, Strict
 
-BASELINES = ("popularity", "recent_popularity", "item_knn", "ials")
+BASELINES = ("popularity", "recent_popularity", "item_knn", "transitions", "ials", "ease")
 Ratio = Annotated[float, Field(ge=0.0)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from recsys.evaluation.config import BASELINES
 from recsys.evaluation.result import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
 from recsys.metrics import metric_name
@@ -12,7 +13,7 @@ from recsys.report.runs import Artifacts, MissingError
 from recsys.tasks.judging_side import BLESSED, MODEL, RERANKED, STAGES
 
 _OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
-_STYLES = (MODEL, "popularity", "recent_popularity", "item_knn", "ials", BLESSED)
+_STYLES = (MODEL, *BASELINES, BLESSED)
 """Order of the systems, which selects their marker and dash in every chart."""
 _MANY_REPEATS = 0.2
 """Lowest share of repeated held-out events for which the report suggests `repeats: include`."""

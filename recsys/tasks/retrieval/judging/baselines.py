@@ -320,6 +320,7 @@ class Ials(Baseline):
     """
 
     title = "iALS"
+    cure = "model: {type: ials}"
 
     dim: PositiveInt = 128
     """Width of the vectors."""

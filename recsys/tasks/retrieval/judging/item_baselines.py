@@ -207,11 +207,12 @@ class Ease(Baseline):
     """
 
     title = "EASE"
+    cure = "model: {type: ease}"
 
     regularisation: PositiveFloat = 200.0
     """Strength of the regularisation."""
-    most_items: PositiveInt = 20_000
-    """Highest number of items with training events, whose matrix is inverted."""
+    most_items: PositiveInt = 10_000
+    """Highest number of items with training events, which have a weight for each pair."""
 
     def fit(self, data: BaselineData) -> PairWeights:
         """Learns from training events.
@@ -219,25 +220,44 @@ class Ease(Baseline):
         Raises:
             LeftOutError: There are too many items, or no training event of a known one.
         """
-        from scipy import linalg
-
         taken = item_sets(data)
         rows = np.unique(taken.indices)
         if len(rows) > self.most_items:
             raise LeftOutError(
-                f"It inverts a matrix of all items, and {len(rows):,} are more than most_items,"
-                f" {self.most_items:,}."
+                f"It has a weight for each pair of items, and {len(rows):,} items are more than"
+                f" most_items, {self.most_items:,}."
             )
-        taken = taken[:, rows]
-        gram = (taken.T @ taken).toarray().astype(np.float32)
-        gram[np.diag_indices_from(gram)] += np.float32(self.regularisation)
-        factor, _ = linalg.lapack.spotrf(gram, lower=1, clean=0, overwrite_a=1)
+        return PairWeights(ease_weights(taken[:, rows], self.regularisation), below_all(data), rows)
+
+
+def ease_weights(taken: Any, regularisation: float) -> np.ndarray:
+    """Returns the weights B of EASE `[items, items]` float32, with a diagonal of 0.
+
+    Inverts a matrix of the items or, by the Woodbury identity, of the users if these are fewer:
+
+        regularisation · (XᵀX + regularisation I)⁻¹ = I - Xᵀ (XXᵀ + regularisation I)⁻¹ X
+
+    Args:
+        taken: User-item matrix X `[users, items]`, CSR.
+        regularisation: Strength of the regularisation.
+    """
+    from scipy import linalg
+
+    n_users, n_items = taken.shape
+    by_users = n_users < n_items
+    gram = (taken @ taken.T if by_users else taken.T @ taken).toarray().astype(np.float32)
+    gram[np.diag_indices_from(gram)] += np.float32(regularisation)
+    factor, _ = linalg.lapack.spotrf(gram, lower=1, overwrite_a=1)
+    if by_users:
+        half = linalg.solve_triangular(factor, taken.toarray(), lower=True, overwrite_b=True)
+        inverse = -(half.T @ half)
+        inverse[np.diag_indices_from(inverse)] += 1.0
+    else:
         inverse, _ = linalg.lapack.spotri(factor, lower=1, overwrite_c=1)
         inverse = np.tril(inverse) + np.tril(inverse, -1).T
-        inverse /= -np.diag(inverse).copy()
-        inverse[np.diag_indices_from(inverse)] = 0.0
-
-        return PairWeights(inverse, below_all(data), rows)
+    inverse /= -np.diag(inverse).copy()
+    inverse[np.diag_indices_from(inverse)] = 0.0
+    return inverse
 
 
 def nearest(taken: Any, n: int, shrinkage: float) -> Any:

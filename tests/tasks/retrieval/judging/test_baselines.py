@@ -246,8 +246,9 @@ def test_transitions_need_an_order():
         Transitions().fit(data_of([[1, 2]], 3, order="none"))
 
 
-def test_ease_has_the_smallest_squared_error_without_self_weights():
-    histories = random_histories(5, n_users=40, n_items=9, longest=6)
+@pytest.mark.parametrize("n_users", [5, 40])
+def test_ease_has_the_smallest_squared_error_without_self_weights(n_users):
+    histories = random_histories(5, n_users=n_users, n_items=9, longest=6)
     x = dense(histories, 10)[:, 1:]
     taken = np.flatnonzero(x.any(axis=0))
     # Each column is a ridge regression on the other columns (Steck 2019, eq. 4).
