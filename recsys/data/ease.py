@@ -47,6 +47,41 @@ def ease_vectors(
     return out
 
 
+def as_candidates(vectors: np.ndarray) -> np.ndarray:
+    """Returns what the sum of a history's vectors is multiplied by, `F / (1 - |F|²)`."""
+    return vectors / (1.0 - np.square(vectors).sum(axis=-1, keepdims=True))
+
+
+def token_means(
+    candidates: np.ndarray, counts: np.ndarray, bags: np.ndarray, n_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what is expected of an item of which only the tokens are known.
+
+    Args:
+        candidates: Vectors of all item rows `[item rows, dim]`, see `as_candidates`.
+        counts: Number of training events of each item row `[item rows]`.
+        bags: Token rows of each item row `[item rows, width]`, padded with 0.
+        n_tokens: Token rows, row 0 included.
+
+    Returns:
+        The mean vector over the events with each token `[token rows, dim]` float32, and the
+        token's weight `[token rows]` float32, the logarithm of all events per event with it; 0
+        without one.
+    """
+    from scipy import sparse
+
+    item, place = np.nonzero((bags > 0) & (counts[:, None] > 0))
+    of_token = sparse.csr_array(
+        (np.ones(len(item), np.float32), (bags[item, place], item)),
+        shape=(n_tokens, len(bags)),
+    )
+    of_token.data = counts[of_token.indices].astype(np.float32)  # A token of a bag counts once.
+    events = np.asarray(of_token.sum(axis=1)).ravel()
+    means = (of_token @ candidates) / np.maximum(events, 1.0)[:, None]
+    weights = np.log(counts.sum() / np.maximum(events, 1.0)) * (events > 0)
+    return means.astype(np.float32), np.maximum(weights, 0.0).astype(np.float32)
+
+
 def largest_singular(x: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the `n` largest singular values of a sparse matrix, and the right vectors.
 

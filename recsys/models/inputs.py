@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -305,6 +306,12 @@ class ModelInputs:
             "id_row": trained_rows(item_row, self.items),
             **bags_of(self.catalogue.features, item_row),
         }
+
+    def with_new_items(self) -> Self:
+        """Returns the inputs as if no item had a training event."""
+        items = copy.copy(self.items)
+        items.row_counts = np.zeros_like(items.row_counts)
+        return dataclasses.replace(self, items=items)
 
 
 def trained_rows(rows: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:

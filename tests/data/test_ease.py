@@ -6,7 +6,7 @@ from baseline_worlds import log_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.data.ease import ease_vectors
+from recsys.data.ease import as_candidates, ease_vectors, token_means
 from recsys.data.hold_out import KeptEvents
 
 _ITEMS = 9
@@ -60,3 +60,17 @@ def test_short_vectors_keep_the_largest_singular_values(is_tall):
     # Vectors are equal up to a rotation, so their products are compared.
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=0.02)
     np.testing.assert_allclose(np.square(found).sum(), np.square(expected).sum(), rtol=1e-3)
+
+
+def test_tokens_have_the_mean_of_the_events_with_them():
+    rng = np.random.default_rng(0)
+    vectors = rng.uniform(-0.3, 0.3, (5, 3)).astype(np.float32)
+    candidates = as_candidates(vectors)
+    counts, bags = np.array([0, 4, 1, 0, 3]), np.array([[0, 0], [1, 2], [2, 0], [3, 1], [2, 2]])
+    means, weights = token_means(candidates, counts, bags, 5)
+    # Token 2 twice in an item counts once; token 3 has no event, token 4 no item.
+    expected = np.zeros((5, 3))
+    expected[1] = candidates[1]
+    expected[2] = (4 * candidates[1] + candidates[2] + 3 * candidates[4]) / 8
+    np.testing.assert_allclose(means, expected, atol=1e-6)
+    np.testing.assert_allclose(weights, [0, np.log(2), 0, 0, 0], atol=1e-6)

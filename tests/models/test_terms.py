@@ -10,6 +10,7 @@ from training_runs import on_devices
 import recsys
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainStage, TwoTowerConfig
+from recsys.models.inputs import FeatureSpec
 from recsys.models.terms import TermTable
 from recsys.tasks.model_folder import load_model, save_model
 
@@ -77,6 +78,26 @@ def test_ease_adds_the_weights_with_the_history_but_not_in_training():
     np.testing.assert_allclose(query @ item.T, plain + 2 * added, atol=1e-5)
     assert query.shape[1] == trained["query"].shape[1] + 3 == model.config.vector_dim
     np.testing.assert_array_equal(run(model, "call", x, training=True)["query"], trained["query"])
+
+
+def test_an_item_without_events_has_the_mean_of_its_tokens_in_ease():
+    feature = FeatureSpec(name="genres", rows=6, width=4, dim=3)
+    model = build((feature,), widths=(), terms=({"type": "ease", "rank": 3},))
+    rng, x, term = np.random.default_rng(0), batch(), model.terms["ease"]
+    means, weights = term.of_tokens["genres"]
+    values = rng.uniform(0, 1, means.shape), rng.uniform(0, 1, weights.shape)
+    for variable, value in zip((means, weights), values, strict=True):
+        value[0] = 0
+        variable.assign(value)
+    x["id_row"] = np.zeros_like(x["id_row"])
+    tokens = x["genres"] = rng.integers(0, 6, (len(x["id_row"]), 4)).astype(np.int32)
+    found = run(model, "embed_candidate", x)[:, -3:]
+    share = values[1][tokens]
+    total = (share[:, :, None] * values[0][tokens]).sum(axis=1)
+    has_tokens = share.sum(axis=1) > 0
+    assert has_tokens.any()
+    expected = total[has_tokens] / share.sum(axis=1)[has_tokens, None]
+    np.testing.assert_allclose(found[has_tokens], expected, rtol=1e-3)
 
 
 CHOSEN = {"type": "popular_and_loyal", "shift": 0.5}

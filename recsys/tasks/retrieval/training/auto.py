@@ -154,16 +154,16 @@ def _settings(auto: AutoConfig, shape: DataShape) -> dict[str, Settings]:
         rule = "mean with user rows" if shape.events_per_user > _MANY else "mean"
         model, train = sets["mean"]
         settings = {**sets, "mean without neighbours": ({**model, "item_neighbours": 0}, train)}
-        baseline = "ease" if shape.items <= _MOST_WITH_EASE else ""
+        baselines = ("ease", "ials") if shape.items <= _MOST_WITH_EASE else ("ials",)
     else:
         rule = "sequence" if shape.events_per_user <= _FEW else "attention"
         settings = {"sequence": _short_sequences(shape), "attention": _long_sequences(shape)}
         for name, (model, train) in sets.items():
             with_transitions = {**model, "terms": (TransitionsConfig(),)}
             settings[f"{name} and transitions"] = with_transitions, train
-        baseline = "transitions"
-    if baseline and not shape.has_new_items:
-        settings[baseline] = PRESETS[baseline](shape)
+        baselines = ("transitions",)
+    if not shape.has_new_items:
+        settings |= {baseline: PRESETS[baseline](shape) for baseline in baselines}
     return {rule: settings.pop(rule), **settings}
 
 
@@ -215,8 +215,7 @@ def _long_sequences(shape: DataShape) -> Settings:
 def _sets(shape: DataShape, *, is_long: bool) -> Settings:
     """Returns settings of model and training that ignore an order, for few or many per user."""
     has_neighbours = not is_long and shape.items <= _MOST_WITH_NEIGHBOURS
-    # Its weights of items without events are 0, which puts them below all others.
-    has_ease = shape.items <= _MOST_WITH_EASE and not shape.has_new_items
+    has_ease = shape.items <= _MOST_WITH_EASE
     return {
         "dim": 256,
         "user_id": is_long,

@@ -35,6 +35,7 @@ from recsys.tasks.retrieval.judging.ranking_devices import embedded_catalogue
 from recsys.tasks.retrieval.judging.scores import Candidates, DotProducts, PairedProducts, Scorer
 from recsys.tasks.retrieval.training.pair_weight import (
     MOST_QUERIES,
+    NewItems,
     choose_weight,
     has_open_weight,
     is_chosen,
@@ -153,16 +154,19 @@ class Validator:
         queries, is_item = self.queries, self._inputs.catalogue.is_item
         lists = queries.positives.part(part), self._hidden.part(part), queries.user[part]
         candidates: Candidates | None = None
+        new: NewItems | None = None
         for term in towers.model.terms.values():
             if not has_open_weight(term.options):
                 continue
             assign_scalar(term.weight, 0.0)
             zero = self._scores(towers, part, candidates)
+            if candidates is None:
+                new = self._new_items(towers)
             candidates = zero.products.candidates
             assign_scalar(term.weight, 1.0)
             one = self._scores(towers, part, candidates)
             # Processes may differ in the last bits of a score, and so in the weight.
-            own = choose_weight(zero, one, *lists, is_item)
+            own = choose_weight(zero, one, *lists, is_item, new)
             assign_scalar(term.weight, agreed(functools.partial(float, own)))
 
     def _scores(
@@ -175,14 +179,26 @@ class Validator:
         history, given = self._histories[part], {n: x[part] for n, x in self._given.items()}
         query = towers.queries(self.queries.user_row[part], history, self._inputs, given)
         if candidates is None:
-            layout = keras.distribution.distribution()
-            # With several processes, none holds all candidates.
-            is_split = jax.process_count() > 1 and layout is not None
-            mesh = layout.device_mesh.backend_mesh if is_split else None
-            candidates = embedded_catalogue(towers, self._inputs, mesh)
+            candidates = _candidates(towers, self._inputs)
         transitions = towers.model.transitions
         added = None if transitions is None else transitions.of_histories(history)
         return PairedProducts(DotProducts(query, candidates), added)
+
+    def _new_items(self, towers: Inference) -> NewItems | None:
+        """Returns the items without events; None: they have no features, or there are none."""
+        inputs = self._inputs
+        is_item = inputs.catalogue.is_item
+        share = float((inputs.items.row_counts[is_item] == 0).mean())
+        if not share or not inputs.catalogue.features:
+            return None
+        return NewItems(share, _candidates(towers, inputs.with_new_items()))
+
+
+def _candidates(towers: Inference, inputs: ModelInputs) -> Candidates:
+    """Returns the embedding of each item row; with several processes, none holds all."""
+    layout = keras.distribution.distribution()
+    is_split = jax.process_count() > 1 and layout is not None
+    return embedded_catalogue(towers, inputs, layout.device_mesh.backend_mesh if is_split else None)
 
 
 def _since(events: KeptEvents, since: int | None) -> KeptEvents:

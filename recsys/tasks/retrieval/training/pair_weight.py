@@ -24,7 +24,12 @@ from recsys.data.split import SplitRule
 from recsys.metrics import per_user
 from recsys.ragged import RaggedRows, ranges, slices
 from recsys.tasks.retrieval.judging.ranking import rank
-from recsys.tasks.retrieval.judging.scores import PairedProducts, Scorer
+from recsys.tasks.retrieval.judging.scores import (
+    Candidates,
+    DotProducts,
+    PairedProducts,
+    Scorer,
+)
 
 MOST_QUERIES = 2000
 """Maximum number of queries on which a weight is chosen, and of events or users held back."""
@@ -92,6 +97,44 @@ def _last_of_a_few(events: EventLog) -> np.ndarray:
     return ranges(events.offsets[chosen + 1] - counts, counts)
 
 
+@dataclasses.dataclass(frozen=True)
+class NewItems:
+    """Items without events, which have features.
+
+    Attributes:
+        share: Their share of all items.
+        candidates: Embedding of each item row as if it had no event.
+    """
+
+    share: float
+    candidates: Candidates
+
+
+@dataclasses.dataclass(frozen=True)
+class AsNew:
+    """Scores of which the positives' are those of items without events.
+
+    Attributes:
+        scorer: The scores.
+        candidates: Embedding of each item row as if it had no event.
+        positives: Item rows of each query.
+    """
+
+    scorer: DotProducts | PairedProducts
+    candidates: Candidates
+    positives: RaggedRows
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32."""
+        scorer, scores = self.scorer, np.array(self.scorer.scores(block))
+        products = scorer.products if isinstance(scorer, PairedProducts) else scorer
+        as_new = DotProducts(products.query, self.candidates).scores(block)
+        positives = self.positives.part(block)
+        place = positives.owner(), positives.rows
+        scores[place] = as_new[place]
+        return scores
+
+
 def choose_weight(
     zero: PairedProducts,
     one: PairedProducts,
@@ -99,8 +142,12 @@ def choose_weight(
     hidden: RaggedRows,
     user: np.ndarray,
     is_item: np.ndarray,
+    new: NewItems | None = None,
 ) -> float:
     """Returns the weight with the highest mean over the users of 1 / log2(1 + rank).
+
+    A term that knows nothing of items without events puts them below all others. If there are such
+    items, the mean is also over the ranks of the same positives as if they had no event.
 
     Weights are tried as multiples of the ratio of two means over the queries: the standard
     deviation of the scores of all items without the term, and the highest summand. The answer is 0
@@ -113,6 +160,7 @@ def choose_weight(
         hidden: Item rows to leave out of each list.
         user: User of each query `[queries]`.
         is_item: Whether each item row is an item `[item rows]` bool.
+        new: Items without events; None: there are none.
     """
     users, place = np.unique(user, return_inverse=True)
     if len(positives.rows) < _FEWEST or not (unit := _unit(zero, one, is_item)):
@@ -120,7 +168,14 @@ def choose_weight(
     owner, counts = positives.owner(), np.diff(positives.offsets)
 
     def gain(weight: float) -> float:
-        ranks = rank(_weighed(zero, one, weight), positives, hidden, is_item, 1).ranks
+        scorer = _weighed(zero, one, weight)
+        if new is None:
+            return gain_of(scorer)
+        as_new = AsNew(scorer, new.candidates, positives)
+        return (1 - new.share) * gain_of(scorer) + new.share * gain_of(as_new)
+
+    def gain_of(scorer: Scorer) -> float:
+        ranks = rank(scorer, positives, hidden, is_item, 1).ranks
         of_query = np.bincount(owner, 1 / np.log2(1 + ranks), len(counts)) / counts
         return float(per_user(of_query, place, len(users)).mean())
 
@@ -142,7 +197,9 @@ def _unit(zero: PairedProducts, one: PairedProducts, is_item: np.ndarray) -> flo
     return float(sample.mean() / largest[largest > 0].mean()) if largest.any() else 0.0
 
 
-def _weighed(zero: PairedProducts, one: PairedProducts, weight: float) -> Scorer:
+def _weighed(
+    zero: PairedProducts, one: PairedProducts, weight: float
+) -> DotProducts | PairedProducts:
     """Returns the scores for another weight, of which they are a linear function."""
     share, query = np.float32(weight), zero.products.query
     products = dataclasses.replace(

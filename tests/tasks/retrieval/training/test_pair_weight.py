@@ -12,14 +12,17 @@ from recsys.data.hold_out import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.ragged import RaggedRows
 from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts
-from recsys.tasks.retrieval.training.pair_weight import choose_weight, without_a_few
+from recsys.tasks.retrieval.training.pair_weight import NewItems, choose_weight, without_a_few
 from recsys.tasks.retrieval.training.side import RetrievalTraining
 
 _N, _ITEMS = 400, 60
 
 
-def chosen(share, seed=0, n=_N):
-    """Returns the weight for summands of which a `share` are at the positives, of `n` queries."""
+def chosen(share, seed=0, n=_N, new_share=None):
+    """Returns the weight for summands of which a `share` are at the positives, of `n` queries.
+
+    The vectors of items as if they had no event are their vectors.
+    """
     rng = np.random.default_rng(seed)
     query, items = (rng.standard_normal((n, 4)).astype(np.float32) for n in (_N, _ITEMS))
     positives = rng.integers(1, _ITEMS, _N)
@@ -31,15 +34,21 @@ def chosen(share, seed=0, n=_N):
     products = DotProducts(query[:n], items)
     zero, one = PairedProducts(products, None), PairedProducts(products, summands[:n])
     is_item = np.arange(_ITEMS) > 0
-    return choose_weight(
-        zero, one, lists.part(slice(0, n)), RaggedRows.empty(n), np.arange(n), is_item
-    )
+    new = None if new_share is None else NewItems(new_share, items)
+    part, hidden = lists.part(slice(0, n)), RaggedRows.empty(n)
+    return choose_weight(zero, one, part, hidden, np.arange(n), is_item, new)
 
 
 def test_a_weight_is_as_large_as_the_summands_are_right():
     weights = [chosen(share) for share in (0.0, 0.2, 1.0)]
     assert 0 == weights[0] < weights[1] <= weights[2]
     assert chosen(1.0, n=99) == 0.0 < chosen(1.0, n=100)
+
+
+def test_a_weight_is_lower_the_more_items_get_no_summand():
+    # At 0.8, a fifth of the summands are in the way of an item that gets none.
+    weights = [chosen(0.8, new_share=share) for share in (0.0, 0.9, 1.0)]
+    assert weights[0] == chosen(0.8) >= weights[1] > weights[2] == 0
 
 
 @pytest.mark.parametrize("split", ["time", "last_out", "random"])
