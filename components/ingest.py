@@ -34,7 +34,7 @@ from recsys.data.ingest.entity_rows import SPLIT, Transformed, ingest_entities, 
 from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.examples import SPLITS
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.spans import LANDED_FOLDER, pin_source
+from recsys.data.ingest.landed import LANDED_FOLDER, pin_source
 from recsys.data.ingest.statistics import write_statistics
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import BY_TIME, SplitRule
@@ -70,9 +70,8 @@ def InteractionGen(
     del files_digest
     source = InteractionSource.model_validate_json(config)
     landed = Path(segments).with_name(LANDED_FOLDER)
-    source = source.model_copy(
-        update={"interactions": pin_source("interactions", source.interactions, landed)}
-    )
+    pinned = pin_source("interactions", source.interactions, landed, source.forget)
+    source = source.model_copy(update={"interactions": pinned})
     summary = ingest_interactions(
         source, examples.uri, dead_letters.uri, beam_pipeline, Path(segments), code
     )
@@ -134,7 +133,8 @@ def EntityGen(
     for what, entities in (("items", source.items), ("users", source.users)):
         if entities is not None:
             folders = examples.uri, dead_letters.uri
-            entities = pin_source(what, entities, Path(dead_letters.uri) / LANDED_FOLDER)
+            landed = Path(dead_letters.uri) / LANDED_FOLDER
+            entities = pin_source(what, entities, landed, source.forget)
             ingest_entities(what, entities, *folders, beam_pipeline, source.forget)
     set_parquet_splits(examples, [SPLIT])
 

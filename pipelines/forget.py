@@ -18,6 +18,7 @@ from pipelines.clean import remove_marked
 from pipelines.metadata_store import DATABASE_NAME, open_store
 from recsys.config import Config
 from recsys.data.forgotten import Forgotten
+from recsys.data.ingest.landed import LANDED_FOLDER, forget_in_landed
 from recsys.errors import UsageError
 from recsys.forget import files
 from recsys.forget.files import (
@@ -100,6 +101,8 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     rests = [Thing("rest", path, "", goes=True) for path in (root / GONE).glob("*")]
     kept = remove_marked(root, store, [*rests, *things])
     done["removed"] = len(things) - len(kept)
+    done["landed"], unread = forget_in_landed(root / LANDED_FOLDER, config.data)
+    failed += unread
     done["texts"] = files.forget_in_texts(root, names)
     done["logs"] = forget_in_served_logs(root, config.data.interactions, names)
     done["metadata"] = 0 if store is None else _forget_in_metadata(store, names)
@@ -107,8 +110,8 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
         files.compact(root / DATABASE_NAME)
     if (root / "runs").is_dir():
         write_index(root)
-    counted = ("versions", "models", "vocabularies", "statistics", "texts", "logs", "metadata")
-    found = bool(failed) or any(done[name] for name in counted)
+    removed = ("versions", "models", "vocabularies", "statistics", "landed")
+    found = bool(failed) or any(done[name] for name in (*removed, "texts", "logs", "metadata"))
     return {**done, "found": found, "failed": [*failed, *kept]}
 
 

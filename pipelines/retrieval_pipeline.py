@@ -59,7 +59,8 @@ from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.engines import ENGINES, engine_args
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
 from recsys.data.ingest.ingestion import InteractionSource
-from recsys.data.ingest.spans import LANDED_FOLDER, has_spans, pin_sources, window_digest
+from recsys.data.ingest.landed import LANDED_FOLDER, pin_sources
+from recsys.data.ingest.spans import has_spans, window_digest
 from recsys.data.ingest.tasks import is_local, with_local_runner
 from recsys.data.ingest.transform import PREPROCESSING_FN
 from recsys.data.labels import time_columns

@@ -100,19 +100,22 @@ class Forgotten:
         codes = pc.fill_null(coded.indices, len(known)).to_numpy(zero_copy_only=False)
         return np.array([*known, False])[codes]
 
-    def leave_out(self, column: str, batch: RawBatch) -> tuple[RawBatch, int]:
-        """Returns a batch without the rows of these users, and their number.
+    def find(self, column: str, batch: RawBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which rows of a batch are of these users `[n]`, and which rejected ones `[m]`.
 
-        Damaged rows have no user id: they are left out if any word in them is in the list.
+        Rejected rows have no user id: they are if any word in them is in the list.
 
         Args:
             column: Raw column of the user id.
             batch: The rows.
         """
-        is_left_out = self.contains(to_ids(batch.columns.column(column)))
         texts = batch.rejected.column("row").to_pylist()
         named = [any(self.hash_of(word) in self.hashes for word in words_of(row)) for row in texts]
-        is_named = np.array(named, bool)
+        return self.contains(to_ids(batch.columns.column(column))), np.array(named, bool)
+
+    def leave_out(self, column: str, batch: RawBatch) -> tuple[RawBatch, int]:
+        """Returns a batch without the rows that `find` finds, and their number."""
+        is_left_out, is_named = self.find(column, batch)
         if not is_left_out.any() and not is_named.any():
             return batch, 0
         rejected = batch.rejected.filter(pa.array(~is_named))

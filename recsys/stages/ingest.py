@@ -33,8 +33,8 @@ from recsys.data.ingest.entity_rows import (
 )
 from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.ingestion import Ingestion, InteractionSource
+from recsys.data.ingest.landed import LANDED_FOLDER, pin_sources
 from recsys.data.ingest.read_rows import read_sources
-from recsys.data.ingest.spans import LANDED_FOLDER, pin_sources
 from recsys.data.ingest.statistics import write_statistics
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.ingest.tasks import with_local_runner

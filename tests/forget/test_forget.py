@@ -24,6 +24,7 @@ import yaml
 from golden_runs import SMALL, recsys
 from on_tensorflow import run_on_tensorflow
 from places import SUPPORT
+from s3_server import s3, s3_address
 
 from recsys.bundles.bundle import read_manifest, verify
 from recsys.bundles.publishing import VersionRegistry, versions
@@ -41,7 +42,11 @@ from recsys.data.forgotten import Forgotten
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.forget.files import GONE, Names, fresh, recover, replacing
+from recsys.storage.bucket import Bucket
+from recsys.storage.working_folder import fetched, local_folder, written
 from recsys.tasks.model_folder import load_model
+
+__all__ = ["s3", "s3_address"]
 
 PERSON = "late0"  # Knows no row of its own in the shared world; its events are held out.
 OTHER = "u5"
@@ -246,9 +251,9 @@ def root(tmp_path_factory, exported_world):
     return make_root(tmp_path_factory.mktemp("forget"), exported_world)
 
 
-def make_root(folder, world):
-    """Writes a root as runs leave it, of a small model, and beside it its config."""
-    root = folder / "root"
+def make_root(folder, world, root=None, url=None):
+    """Writes a root as runs leave it, of a small model, and its config into `folder`."""
+    root = root or folder / "root"
     artifacts = root / "artifacts"
     shutil.copytree(world.model, artifacts / "Trainer/model/3")
     vocabularies = artifacts / "VocabularyGen/vocabularies/2"
@@ -272,6 +277,13 @@ def make_root(folder, world):
         (root / name).write_text(json.dumps(content))
     (root / "logs").mkdir()
     (root / "logs" / "one.log").write_text(f"{PERSON} and u9 were read\n")
+    landed = root / "landed" / "interactions"
+    (landed / "clicks" / "00000000").mkdir(parents=True)
+    lines = [json.dumps({"u": id_, "i": "i1", "t": 1}) for id_ in ("u9", PERSON, "u8")]
+    (landed / "clicks" / "00000000" / "clicks-0-0.jsonl").write_text("\n".join(lines))
+    rows = {"u": ["u9", PERSON], "i": ["i1", "i2"], "t": [1, 2]}
+    pq.write_table(pa.table(rows), landed / "rows.parquet")
+    (landed / "landed.json").write_text(json.dumps({"rows": 2}))
     segment = root / "segments" / "segment-1" / "00000"
     segment.mkdir(parents=True)
     pq.write_table(pa.table({"id": [PERSON]}), segment / "users.parquet")
@@ -290,7 +302,7 @@ def make_root(folder, world):
     _write_metadata(root)
     columns = {"user": "u", "item": "i", "timestamp": "t"}
     data = {"interactions": {"files": "e.csv", "columns": columns}, "forget": "forgotten.txt"}
-    config = {"name": "tiny", "root": "root", "data": data}
+    config = {"name": "tiny", "root": url or "root", "data": data}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return root
 
@@ -323,7 +335,7 @@ def forget(folder, *words, check=True):
 @pytest.fixture(scope="module")
 def forgotten(root):
     """The output of `recsys forget` for two users, one on the command line and one in a file."""
-    assert len(files_with(root, PERSON)) == 11
+    assert len(files_with(root, PERSON)) == 13
     (root.parent / "people.txt").write_text(f" {OTHER} \n\n")
     return forget(root.parent, PERSON, "--file", "people.txt")
 
@@ -340,6 +352,30 @@ def test_a_forgotten_user_is_in_no_file_under_the_root(root, forgotten):
         values = database.execute("SELECT value FROM attributes").fetchall()
     assert values == [(f"failed at {GONE}",), ("3",), (None,)]
     assert (root / "logs/one.log").read_text() == f"{GONE} and u9 were read\n"
+    (night,) = root.glob("landed/interactions/clicks/*/*.jsonl")
+    assert [line[:9] for line in night.read_text().split("\n")] == ['{"u": "u9', "", '{"u": "u8']
+    assert pq.read_table(root / "landed/interactions/rows.parquet")["u"].to_pylist() == ["u9"]
+    assert json.loads((root / "landed/interactions/landed.json").read_text()) == {"rows": 1}
+
+
+@pytest.mark.pipeline
+@pytest.mark.slow
+def test_a_forgotten_user_is_in_no_object_of_a_bucket(s3, tmp_path, monkeypatch, exported_world):
+    monkeypatch.setenv("RECSYS_CACHE", str(tmp_path / "cache"))
+    bucket, root = Bucket(f"{s3}/runs"), local_folder(f"{s3}/runs")
+    with written(root):
+        make_root(tmp_path, exported_world, root, bucket.url)
+    shutil.rmtree(tmp_path / "cache")  # Another machine.
+    assert forget(tmp_path, PERSON)["landed"] == 2
+    shutil.rmtree(tmp_path / "cache")
+    assert files_with(fetched(local_folder(bucket.url)), PERSON) == []
+    kept = json.loads(bucket.read(".recsys/manifest.json")[0])["files"]
+    digests = {digest for digest, *_ in kept.values()}
+    objects = {entry.key.removeprefix(".recsys/objects/") for entry in bucket.list()}
+    served = {path for path in kept if re.match(r"serving/tiny/\d", path)}
+    assert objects <= digests | served | {".recsys/manifest.json"}
+    contents = [b"".join(bucket.stream(entry.key)) for entry in bucket.list()]
+    assert not [content for content in contents if PERSON.encode() in content]
 
 
 @pytest.mark.pipeline

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from golden_runs import recsys
-from s3_server import SECRET, s3, s3_address
+from s3_server import SECRET, gs, s3, s3_address
 
 from recsys.storage.bucket import Bucket
 
-__all__ = ["s3", "s3_address"]
+__all__ = ["gs", "s3", "s3_address"]
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 pytestmark = [pytest.mark.pipeline, pytest.mark.faults]
 WAIT_S = 600
@@ -27,10 +27,11 @@ def committed(bucket):
         return set()
 
 
+@pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.engines)])
 def test_a_killed_run_goes_on_on_another_machine_with_the_metrics_of_a_local_one(
-    part_run, s3, tmp_path, monkeypatch
+    part_run, store, tmp_path, monkeypatch, request
 ):
-    cache, bucket = tmp_path / "cache", Bucket(f"{s3}/runs")
+    cache, bucket = tmp_path / "cache", Bucket(f"{request.getfixturevalue(store)}/runs")
     monkeypatch.setenv("RECSYS_CACHE", str(cache))
     for name in ("config.yaml", "ratings.csv", "movies.csv"):
         shutil.copy(part_run / "copy" / name, tmp_path / name)

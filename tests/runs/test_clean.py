@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from commands import run_main
 from places import ROOT
+from s3_server import s3, s3_address
 
 pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 
@@ -23,8 +24,11 @@ from pipelines.clean import clean, clean_after_run
 from recsys.config import KeepConfig
 from recsys.errors import BusyError
 from recsys.runs.retention import Thing, own_size, plan_files, remove
+from recsys.storage.bucket import Bucket
+from recsys.storage.working_folder import fetched, local_folder, written
 from recsys.system.run_lock import run_lock
 
+__all__ = ["s3", "s3_address"]
 BIG = ("examples", "vocabularies", "model", "bundle")
 """Only small artifacts of an old run are kept, for resolvers."""
 
@@ -266,7 +270,7 @@ def test_the_command_shows_the_plan_and_carries_it_out(store, tmp_path, capsys):
 # --- files that are no artifacts
 
 
-def written(path: Path, size: int = 10) -> Path:
+def filled(path: Path, size: int = 10) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "content").write_bytes(b"x" * size)
     return path
@@ -283,12 +287,12 @@ def test_checkpoints_records_and_logs_have_separate_limits(tmp_path):
     for place, (run, started) in enumerate(runs):
         name = f"{place:016x}"
         for path in (tmp_path / "checkpoints" / name, tmp_path / "tensorboard" / name):
-            set_time(written(path), started + 1)
-        written(tmp_path / "runs" / run)
+            set_time(filled(path), started + 1)
+        filled(tmp_path / "runs" / run)
         (tmp_path / "logs" / f"{place}.log").touch()
         set_time(tmp_path / "logs" / f"{place}.log", started + 1)
-    written(tmp_path / "checkpoints" / "mine")
-    written(tmp_path / "runs" / "another-pipeline")
+    filled(tmp_path / "checkpoints" / "mine")
+    filled(tmp_path / "runs" / "another-pipeline")
 
     def goes(**keep: Any) -> set[tuple[str, str]]:
         things = plan_files(tmp_path, "tiny", runs, KeepConfig(**keep), [])
@@ -304,7 +308,7 @@ def test_checkpoints_records_and_logs_have_separate_limits(tmp_path):
 
 
 def test_checkpoints_that_a_training_writes_stay(tmp_path):
-    folder = written(tmp_path / "checkpoints" / ("0" * 16))
+    folder = filled(tmp_path / "checkpoints" / ("0" * 16))
     thing = Thing("checkpoints", folder, "", goes=True)
     with run_lock(folder):
         assert remove(tmp_path, [thing], print) == [[str(folder), "a training is writing it"]]
@@ -313,7 +317,7 @@ def test_checkpoints_that_a_training_writes_stay(tmp_path):
 
 
 def test_of_a_link_only_the_link_is_removed(tmp_path):
-    outside, root = written(tmp_path / "outside"), written(tmp_path / "root")
+    outside, root = filled(tmp_path / "outside"), filled(tmp_path / "root")
     link = root / "link"
     link.symlink_to(outside)
     assert remove(root, [Thing("Model", link, "", goes=True)], print) == []
@@ -322,9 +326,36 @@ def test_of_a_link_only_the_link_is_removed(tmp_path):
 
 
 def test_a_file_with_a_name_elsewhere_frees_nothing(tmp_path):
-    shared = written(tmp_path / "segments", 1000) / "content"
-    linked = written(tmp_path / "artifact", 50)
+    shared = filled(tmp_path / "segments", 1000) / "content"
+    linked = filled(tmp_path / "artifact", 50)
     os.link(shared, linked / "first")
     os.link(shared, linked / "second")
     assert own_size(linked) == 50
     assert own_size(tmp_path) == 1050
+
+
+def test_what_goes_from_a_bucket_is_in_no_object_and_the_rest_is_whole(s3, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECSYS_CACHE", str(tmp_path / "cache"))
+    bucket, root = Bucket(f"{s3}/runs"), local_folder(f"{s3}/runs")
+    with written(root):
+        store = Store(root)
+        nights = [store.night(f"2026-01-0{day}") for day in (1, 2, 3, 4)]
+    config = config_of(root, keep={"runs": 2}).model_dump(mode="json") | {"root": bucket.url}
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+
+    def on_another_machine(*words: str) -> set[str]:
+        """Cleans, and returns the contents of the objects that are files of artifacts."""
+        shutil.rmtree(tmp_path / "cache")
+        assert run_main("clean", str(tmp_path / "c.yaml"), *words) == 0
+        entries = list(bucket.list(".recsys/objects"))
+        return {bucket.read(entry.key)[0].decode() for entry in entries if entry.size == 100}
+
+    gone = {f"{id_:0100}" for id_ in big(*nights[:2])}
+    before = on_another_machine()
+    assert gone < before
+    assert on_another_machine("--apply") == before - gone
+    shutil.rmtree(tmp_path / "cache")
+    files = fetched(local_folder(bucket.url)).glob("artifacts/*/*/*/content")
+    assert {file.read_text() for file in files} == before - gone
+    goes = cleaned(Store(root), runs=2, apply=False)["goes"]
+    assert not [thing for thing in goes if thing["artifact"] in big(*nights)]

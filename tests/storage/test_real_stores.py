@@ -1,4 +1,4 @@
-"""Roots on servers of S3 and Azure that are no mocks: versitygw and azurite."""
+"""Roots on other stores than moto's S3: versitygw, azurite, and Google's API (`gcs_server`)."""
 
 import base64
 import datetime as dt
@@ -13,13 +13,14 @@ import urllib.request
 from contextlib import closing, contextmanager
 
 import pytest
+from s3_server import gs
 
 from recsys.errors import BusyError, RecsysError
 from recsys.storage import working_folder
 from recsys.storage.bucket import Bucket, ConflictError
 from recsys.storage.working_folder import fetched, local_folder, written
 
-pytestmark = pytest.mark.engines
+__all__ = ["gs"]
 INSTALL = {
     "versitygw": "go install github.com/versity/versitygw/cmd/versitygw@latest",
     "azurite-blob": "npm install --global azurite",
@@ -63,8 +64,11 @@ def make_container(port):
     urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
 
 
-@pytest.fixture(params=["s3", "az"])
+@pytest.fixture(params=["gs", *(pytest.param(x, marks=pytest.mark.engines) for x in ("s3", "az"))])
 def url(request, tmp_path, monkeypatch):
+    if request.param == "gs":
+        yield f"{request.getfixturevalue('gs')}/x"
+        return
     if request.param == "s3":
         (tmp_path / "store" / "runs").mkdir(parents=True)
         words = ("--access", "test", "--secret", KEY, "--port", "127.0.0.1:7077", "posix")
@@ -109,5 +113,5 @@ def test_a_root_is_written_read_and_kept_from_second_writers(url, tmp_path, monk
     bucket.delete(["m", "none"])
     assert [entry.key for entry in bucket.list("serving")] == ["serving/m/1/big"]
     with pytest.raises(RecsysError, match=r"R620.*must exist"):
-        list(Bucket(url.replace("//runs", "//none")).list())
+        list(Bucket(f"{url[:2]}://none").list())
     assert working_folder.home_of(other) == url

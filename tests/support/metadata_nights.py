@@ -101,7 +101,7 @@ class Store:
             artifact.uri = str(self.root / "artifacts" / step / key / str(id_))
             if self.root.is_dir():
                 Path(artifact.uri).mkdir(parents=True)
-                Path(artifact.uri, "content").write_bytes(b"x" * 100)
+                Path(artifact.uri, "content").write_bytes(b"%0100d" % id_)
             self.store.put_artifacts([artifact])
 
     def states(self) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""An S3 server on loopback, and a proxy before it that fails as a test says."""
+"""Object stores on loopback: moto's S3, Google's API before it, and a proxy with faults."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from places import SUPPORT
 
 SECRET = "planted-0d1cc6b1-secret"  # noqa: S105
 
 
-@pytest.fixture(scope="session")
-def s3_address() -> Iterator[str]:
-    """Address of a moto server."""
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[str]:
+    """Yields the address of a server in Python, which it writes to stderr."""
     server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", "from moto.server import main; main()", "-p0"],
+        [sys.executable, "-W", "ignore", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -39,12 +40,23 @@ def s3_address() -> Iterator[str]:
         server.communicate()
 
 
+def _make_bucket(address: str, **headers: str) -> str:
+    name = f"b{uuid.uuid4().hex[:12]}"
+    made = urllib.request.Request(f"{address}/{name}", method="PUT", headers=headers)  # noqa: S310
+    urllib.request.urlopen(made).close()  # noqa: S310
+    return name
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    """Address of a moto server."""
+    with running("-c", "from moto.server import main; main()", "-p0") as address:
+        yield address
+
+
 @pytest.fixture
 def s3(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of an empty bucket, with credentials in the environment."""
-    name = f"b{uuid.uuid4().hex[:12]}"
-    made = urllib.request.Request(f"{s3_address}/{name}", method="PUT")  # noqa: S310
-    urllib.request.urlopen(made).close()  # noqa: S310
     environment = {
         "AWS_ENDPOINT_URL": s3_address,
         "AWS_ACCESS_KEY_ID": "test",
@@ -53,7 +65,16 @@ def s3(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
     }
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
-    return f"s3://{name}"
+    return f"s3://{_make_bucket(s3_address)}"
+
+
+@pytest.fixture
+def gs(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of an empty bucket of `gcs_server`, with credentials in the environment."""
+    with running(str(SUPPORT / "gcs_server.py")) as address:
+        monkeypatch.setenv("GOOGLE_BASE_URL", address)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", SECRET)
+        yield f"gs://{_make_bucket(address, Authorization=f'Bearer {SECRET}')}"
 
 
 Handler = http.server.BaseHTTPRequestHandler

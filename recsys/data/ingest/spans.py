@@ -7,12 +7,12 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from recsys.data import entities, interactions
-from recsys.data.config import DataConfig, InteractionsConfig, SourceConfig
+from recsys.data.config import DataConfig, InteractionsConfig
 from recsys.data.dead_letters import Tally
 from recsys.data.ingest.cache import CachedFolder, key_of
+from recsys.data.ingest.landed import source_columns
 from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, Piece, plan_pieces
 from recsys.data.sources.source_files import (
     content_digest,
@@ -22,13 +22,11 @@ from recsys.data.sources.source_files import (
     patterns,
     span_pattern,
 )
-from recsys.data.sources.tables import ConfigT, Table, pinned, table_columns
+from recsys.data.sources.tables import Table, table_columns
 from recsys.errors import RecsysError, UsageError
 from recsys.storage.bucket import is_url
 from recsys.system.files import commit_text
 
-LANDED_FOLDER = "landed"
-"""Folder of the copied rows of tables, beside that of the content cache."""
 _DIGESTS = "digests.json"
 _SETTLED_NS = 2_000_000_000
 _CURE = (
@@ -210,26 +208,6 @@ def check_sources(data: DataConfig) -> None:
             read_spans(source, lambda own: plan_pieces(own, what, columns, WHOLE_FILES))  # noqa: B023
         else:
             plan_pieces(source, what, columns, WHOLE_FILES)
-
-
-def pin_sources(data: DataConfig, landed: Path) -> DataConfig:
-    """Returns a config whose tables are pinned; see `pinned`."""
-    sources = {"interactions": data.interactions, **data.sides}
-    return data.model_copy(
-        update={what: pin_source(what, source, landed) for what, source in sources.items()}
-    )
-
-
-def pin_source(what: str, source: ConfigT, landed: Path) -> ConfigT:
-    """Returns interactions, items or users of which a table is pinned; see `pinned`."""
-    return pinned(source, what, source_columns(source), landed)
-
-
-def source_columns(source: SourceConfig) -> list[str]:
-    """Returns the columns that a run reads of interactions, items or users."""
-    if isinstance(source, InteractionsConfig):
-        return interactions.interaction_columns(source)
-    return entities.raw_columns(cast(entities.EntityConfig, source))
 
 
 # --- digests

@@ -20,7 +20,7 @@ from pydantic import NonNegativeInt
 from recsys.data.sources.nested import find_path, leaf_names, pick
 from recsys.data.sources.source import Piece, RawBatch, Source, check_columns, moved
 from recsys.data.sources.source_files import SourceFile
-from recsys.data.sources.tables import Table, answering, required
+from recsys.data.sources.tables import RemoveRows, Table, answering, required
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 
@@ -67,10 +67,15 @@ class LakeTable(Table, Source):
         check_columns(self.name, leaf_names(self.opened().schema), columns)
 
     def pinned(
-        self, columns: Sequence[str], folder: Path, spans: int | None, what: str
+        self,
+        columns: Sequence[str],
+        folder: Path,
+        spans: int | None,
+        what: str,
+        remove_rows: RemoveRows | None,
     ) -> dict[str, Any]:
         """Returns `format` with the newest version, if it has none."""
-        del columns, folder, spans, what
+        del columns, folder, spans, what, remove_rows
         if self.version is not None:
             return {}
         return {"format": self.model_copy(update={"version": self.opened().version})}

@@ -22,6 +22,7 @@ from recsys.data.sources.tables import (
     LANDED,
     PlainOptions,
     PlainUri,
+    RemoveRows,
     Table,
     answering,
     from_environment,
@@ -58,14 +59,22 @@ class SqlTable(Table):
             self._select(cursor, columns)
 
     def pinned(
-        self, columns: Sequence[str], folder: Path, spans: int | None, what: str
+        self,
+        columns: Sequence[str],
+        folder: Path,
+        spans: int | None,
+        what: str,
+        remove_rows: RemoveRows | None,
     ) -> dict[str, Any]:
         """Returns the keys for a file with the rows that the query returns now."""
         del spans, what
         folder.mkdir(parents=True, exist_ok=True)
         with self._answering(), self._cursor() as cursor, replacing(folder / FILE) as temporary:
             cursor.execute(self._select(cursor, columns))
-            n_rows = _write(cursor.fetch_record_batch(), temporary)
+            _write(cursor.fetch_record_batch(), temporary)
+            if remove_rows is not None:
+                remove_rows(temporary)
+            n_rows = pq.read_metadata(temporary).num_rows
         landed = {"driver": self.driver, "query": self.query, "columns": [*columns], "rows": n_rows}
         commit_text(json.dumps(landed, indent=1) + "\n", folder / LANDED)
         return {"files": str(folder / FILE), "format": "parquet"}
@@ -96,11 +105,10 @@ class SqlTable(Table):
         return answering(f"The database ({self.driver})", cure, secrets)
 
 
-def _write(batches: pa.RecordBatchReader, file: Path) -> int:
-    """Writes batches as Parquet with large row groups; returns the number of rows."""
+def _write(batches: pa.RecordBatchReader, file: Path) -> None:
+    """Writes batches as Parquet with large row groups."""
     schema = pa.schema([(field.name, _storage(field.type)) for field in batches.schema])
     group: list[pa.RecordBatch] = []
-    n_rows = 0
     with pq.ParquetWriter(file, schema) as writer:
 
         def flush() -> None:
@@ -110,11 +118,9 @@ def _write(batches: pa.RecordBatchReader, file: Path) -> int:
         for batch in batches:
             columns = [getattr(column, "storage", column) for column in batch.columns]
             group.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-            n_rows += batch.num_rows
             if sum(part.num_rows for part in group) >= _GROUP_ROWS:
                 flush()
         flush()
-    return n_rows
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:

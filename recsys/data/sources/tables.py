@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
@@ -32,6 +32,8 @@ _MOST_SAID = 300
 LANDED = "landed.json"
 """Manifest beside the copied rows of a table."""
 
+RemoveRows = Callable[[Path], bool]
+"""Removes the rows of forgotten users from a file; returns whether there were any."""
 ConfigT = TypeVar("ConfigT", bound="SourceConfig")
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@|(?i:password|pwd|secret|token)\s*=\s*\S")
 _SECRET_KEY = re.compile(r"(?i)password|pwd|secret|token|credential|private|sasl\.jaas")
@@ -58,7 +60,12 @@ class Table(Strict, abc.ABC):
 
     @abc.abstractmethod
     def pinned(
-        self, columns: Sequence[str], folder: Path, spans: int | None, what: str
+        self,
+        columns: Sequence[str],
+        folder: Path,
+        spans: int | None,
+        what: str,
+        remove_rows: RemoveRows | None,
     ) -> dict[str, Any]:
         """Returns the keys of a config that reads the rows of this moment, and no later ones.
 
@@ -67,6 +74,7 @@ class Table(Strict, abc.ABC):
             folder: Folder for copies of rows that the table may lose, kept from run to run.
             spans: Number of newest spans that are read; None: all.
             what: `interactions`, `items` or `users`.
+            remove_rows: Called with each copy before it is kept; None: nothing is removed.
 
         Raises:
             RecsysError: The table can't be read, or lacks a column.
@@ -85,7 +93,13 @@ class Table(Strict, abc.ABC):
         )
 
 
-def pinned(config: ConfigT, what: str, columns: Sequence[str], landed: Path) -> ConfigT:
+def pinned(
+    config: ConfigT,
+    what: str,
+    columns: Sequence[str],
+    landed: Path,
+    remove_rows: RemoveRows | None = None,
+) -> ConfigT:
     """Returns a config that reads the rows of this moment; one with files is returned unchanged.
 
     Args:
@@ -93,6 +107,7 @@ def pinned(config: ConfigT, what: str, columns: Sequence[str], landed: Path) -> 
         what: Key of the source in `data`.
         columns: The columns to read.
         landed: Folder for copies of the rows of all sources, kept from run to run.
+        remove_rows: Removes rows from a copy; None: nothing is removed.
 
     Raises:
         RecsysError: The table can't be read, or lacks a column.
@@ -101,7 +116,8 @@ def pinned(config: ConfigT, what: str, columns: Sequence[str], landed: Path) -> 
         return config
     spans = getattr(config, "spans", None)
     raw = table_columns(config, columns)
-    return config.model_copy(update=config.format.pinned(raw, landed / what, spans, what))
+    own = config.format.pinned(raw, landed / what, spans, what, remove_rows)
+    return config.model_copy(update=own)
 
 
 def snapshot_of(config: SourceConfig, last_file: str) -> dict[str, Any]:

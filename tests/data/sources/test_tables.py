@@ -4,13 +4,16 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from shop_tables import Delta, Hive, Iceberg, Kafka, N, Sql, data_config, events, stored, stored_csv
 
 from recsys.config.load import load_config
-from recsys.data.ingest.spans import check_sources, pin_sources
+from recsys.data.forgotten import Forgotten
+from recsys.data.ingest.landed import forget_in_landed, pin_sources
+from recsys.data.ingest.spans import check_sources
 from recsys.errors import RecsysError
 
 HALF = N // 2
@@ -214,3 +217,73 @@ def test_a_secret_of_the_environment_is_neither_shown_nor_stored(tmp_path, monke
     with pytest.raises(RecsysError, match="R249") as caught:
         check_sources(data_config(**source))
     assert SECRET not in str(caught.value)
+
+
+# --- forgotten users
+
+
+def bytes_of(folder):
+    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def forgetting(folder, person, **source):
+    Forgotten.new().with_users([person]).save(folder / "forgotten.txt")
+    forget = str(folder / "forgotten.txt")
+    return data_config(**source).model_copy(update={"forget": forget})
+
+
+def test_rows_of_a_forgotten_user_leave_a_landed_query_and_do_not_come_back(tmp_path, monkeypatch):
+    table, landed = made(Sql, tmp_path, monkeypatch), tmp_path / "landed"
+    table.add(events(0, HALF))
+    pin_sources(data_config(**table.source), landed)
+    assert b"u36" in bytes_of(landed)
+    data = forgetting(tmp_path, "u36", **table.source)
+    assert forget_in_landed(landed, data) == (1, [])
+    assert forget_in_landed(landed, data) == (0, [])
+    file = landed / "interactions" / "rows.parquet"
+    expected = [row for row in events(0, HALF)["user"].to_pylist() if row != "u36"]
+    assert pq.read_table(file)["user"].to_pylist() == expected
+    assert json.loads(file.with_name("landed.json").read_text())["rows"] == len(expected)
+    pin_sources(data, landed)
+    assert b"u36" not in bytes_of(landed)
+    assert pq.read_table(file)["user"].to_pylist() == expected
+
+
+def test_messages_of_a_forgotten_user_leave_all_nights_and_others_keep_their_offsets(
+    servers, tmp_path
+):
+    topic, landed = Kafka(servers), tmp_path / "landed"
+    topic.add(events(0, HALF))
+    topic.producer.produce("events", b'{"user": "u36", "item"', partition=0)  # Damaged.
+    pin_sources(data_config(**topic.source), landed)
+    (first,) = landed.rglob("events-0-0.jsonl")
+    before = first.read_bytes().splitlines()
+    assert b"u36" in bytes_of(landed)
+    (first.parent / f".{first.name}.4711").write_bytes(first.read_bytes())  # Of a killed call.
+    data = forgetting(tmp_path, "u36", **topic.source)
+    assert forget_in_landed(landed, data) == (2, [])
+    assert forget_in_landed(landed, data) == (0, [])
+    topic.add(events(HALF))
+    pinned = pin_sources(data, landed).interactions
+    assert b"u36" not in bytes_of(landed)
+    kept = [b"" if b'"u36"' in line else line for line in before]
+    assert first.read_bytes().splitlines() == kept
+    own = {"files": pinned.files, "format": "jsonl"}
+    assert stored(tmp_path / "out", **own)[1]["read"] == sum(
+        user != "u36" for user in events()["user"].to_pylist()
+    )
+
+
+def test_a_night_of_forgotten_users_alone_is_read_as_an_empty_one(servers, tmp_path):
+    topic, landed = Kafka(servers), tmp_path / "landed"
+    rows = events(0, HALF)
+    topic.add(rows)
+    pin_sources(data_config(**topic.source), landed)
+    data = forgetting(tmp_path, "u36", **topic.source)
+    topic.add(rows.filter(pc.equal(rows["user"], "u36")))
+    pinned = pin_sources(data, landed).interactions
+    forget_in_landed(landed, data)
+    assert len(list(landed.rglob("landed.json"))) == 2
+    own = {"files": pinned.files, "format": "jsonl"}
+    n_left = sum(user != "u36" for user in rows["user"].to_pylist())
+    assert stored(tmp_path / "out", **own)[1]["read"] == n_left
