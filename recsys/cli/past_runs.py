@@ -33,9 +33,9 @@ def runs(
     from recsys.report.runs import RUNS
     from recsys.runs.summary import read_summaries
     from recsys.storage.working_folder import fetched
-    from recsys.tuning import read_records, shown_state
+    from recsys.tuning import FOLDER, read_records, shown_state
 
-    folder = fetched(root or load_config(config).root_folder, f"{RUNS}/")
+    folder = fetched(root or load_config(config).root_folder, f"{RUNS}/", f"{FOLDER}/")
     records, damaged = read_summaries(folder, n)
     studies = read_records(folder)
     is_named = len({record["name"] for record in records}) > 1

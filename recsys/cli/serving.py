@@ -111,7 +111,7 @@ def _served_log(
 ) -> Callable[[ServerMetrics], ServedLog] | None:
     """Returns a function that opens the log of the config; None if there is no config or no log."""
     from recsys.config.load import load_config
-    from recsys.data.served_log import FOLDER
+    from recsys.data.served_log import log_folder
     from recsys.serving.served_log import ServedLog
     from recsys.storage.working_folder import home_of
 
@@ -120,14 +120,11 @@ def _served_log(
     loaded = load_config(config)
     if loaded.serving.log is None:
         return None
-    if (url := home_of(root or loaded.root_folder)) is not None:
-        rule = "serving.log needs a root that is a folder, not a bucket."
-        cure = "Mount a folder for it: --root DIR; or remove serving.log."
-        raise UsageError("R625", rule, cure, url)
-    folder = (root or loaded.root_folder) / FOLDER / name
+    base = root or loaded.root_folder
+    folder, url = log_folder(base) / name, home_of(base)
     forget = None if loaded.data.forget is None else Path(loaded.data.forget)
     log, interactions = loaded.serving.log, loaded.data.interactions
-    return lambda metrics: ServedLog(folder, interactions, log.days, log.mib, metrics, forget)
+    return lambda metrics: ServedLog(folder, interactions, log.days, log.mib, metrics, forget, url)
 
 
 def _folder(

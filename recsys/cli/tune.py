@@ -57,7 +57,7 @@ def tune(
         seed: Random seed of the sampler.
     """
     from recsys.config.load import load_config
-    from recsys.storage.working_folder import home_of
+    from recsys.storage.working_folder import written
     from recsys.system.run_lock import run_lock
     from recsys.tuning import FOLDER
 
@@ -69,25 +69,29 @@ def tune(
     with extra_needed("tune", "R922", rule, UsageError):
         from recsys.tuning.search_space import read_space
         from recsys.tuning.tuning_study import TuneOptions, TuningStudy, storage_url
-    written = read_space(space, vary or [])
+    ranges = read_space(space, vary or [])
     root = load_config(config, sets or []).root_folder
-    if (url := home_of(root)) is not None:
-        rule = "`recsys tune` needs a root that is a folder."
-        raise UsageError("R625", rule, "Name one: --set root=DIR.", url)
     folder = root / FOLDER / study
     options = TuneOptions(minutes=minutes, trials=trials, pruner=pruner, seed=seed)
     console = Console(stderr=True)
-    with run_lock(folder), log_of_failure("recsys-tune") as log:
+    kept = written(root, f"{FOLDER}/{study}/")
+    with kept as commit, run_lock(folder), log_of_failure("recsys-tune") as log:
+
+        def report(record: dict[str, Any]) -> None:
+            view.show_trial(record)
+            if record["state"] != "running":
+                commit()
+
         try:
             with signals_raised():
-                tuning = TuningStudy(config, sets or [], data, folder, written, options)
+                tuning = TuningStudy(config, sets or [], data, folder, ranges, options)
                 with progress_bar(console) as bar:
                     view = TuneView(console, bar, tuning, minutes)
                     n_trials = len(tuning.records())
                     after = f"Resuming after {n_trials} trials in" if n_trials else "Starting in"
                     console.write_line(f"{after} {tuning.folder}")
                     with events.shown_events(view.show):
-                        tuning.run(log, view.show_trial)
+                        tuning.run(log, report)
         except StoppedError as stopped:
             print_error(f"Stopped by {stopped.name}; the same command resumes the study.")
             sys.exit(stopped.exit_code)

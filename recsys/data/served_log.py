@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,15 @@ import pyarrow as pa
 from recsys.data.config import InteractionsConfig
 from recsys.data.forgotten import words_of
 from recsys.data.sources.values import plain_id, to_times
+from recsys.storage.working_folder import home_of
 from recsys.system.files import only_writer
 
 FOLDER = "served"
 """Folder of the logs in a root."""
 SCORES, VERSION = "served_scores", "served_version"
 """Columns of the scores by label, `served_scores.<label>`, and of the version of the model."""
+DAY = "%Y-%m-%d"
+"""Format of the day in the name of a file."""
 _UNFINISHED = ".new-"
 _TICKS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 
@@ -101,12 +104,22 @@ class ServedRows:
         """Returns the times of rows `[n]` int64 [seconds since 1970, UTC]."""
         return to_times(column, self._config.timestamp_unit, self._config.timestamp_format)
 
-    def is_of(self, line: str, users: frozenset[str]) -> bool:
-        """Returns whether a row is of one of some users; a damaged one may be."""
+    def without(self, content: bytes, is_gone: Callable[[str], bool]) -> bytes:
+        """Returns lines without the rows of some users; a damaged row may be of any word in it.
+
+        Args:
+            content: Lines of a log.
+            is_gone: Whether the rows of a user id go.
+        """
+        lines = content.decode("utf-8", "surrogateescape").split("\n")
+        kept = [line for line in lines if not any(map(is_gone, self._users_of(line)))]
+        return "\n".join(kept).encode("utf-8", "surrogateescape")
+
+    def _users_of(self, line: str) -> set[str]:
         try:
-            return plain_id(str(json.loads(line)[self.user]).strip()) in users
+            return {plain_id(str(json.loads(line)[self.user]).strip())}
         except (ValueError, KeyError, TypeError):
-            return not users.isdisjoint(words_of(line))
+            return words_of(line)
 
     def _written(self, served: Served) -> Any:
         """Returns the query time, or else the time of the request, as the raw data have it."""
@@ -136,6 +149,33 @@ def _key(name: str) -> str:
 
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def log_folder(root: Path) -> Path:
+    """Returns the folder of the logs of a root; that of a root in a bucket is beside its folder.
+
+    The working folder belongs to the bucket: what no commit has is removed.
+    """
+    if home_of(root) is None:
+        return root / FOLDER
+    return root.with_name(f"{root.name}-{FOLDER}")
+
+
+def surplus(sizes: Mapping[str, int], days: int, most_bytes: int) -> list[str]:
+    """Returns the files of a log that are too old, and the oldest beyond a size of all.
+
+    Args:
+        sizes: Size of each file [bytes], by name, which begins with its day.
+        days: Days for which files are kept.
+        most_bytes: Maximum size of all.
+    """
+    oldest = (dt.datetime.now(dt.UTC) - dt.timedelta(days=days)).strftime(DAY)
+    gone, total = [], sum(sizes.values())
+    for name in sorted(sizes):
+        if total > most_bytes or name < oldest:
+            total -= sizes[name]
+            gone.append(name)
+    return gone
 
 
 def log_files(folder: Path) -> list[Path]:

@@ -23,6 +23,8 @@ from recsys.data import served_log
 from recsys.data.config import InteractionsConfig
 from recsys.data.forgotten import words_of
 from recsys.runs.retention import Thing
+from recsys.storage.bucket import Bucket
+from recsys.storage.working_folder import home_of
 from recsys.system import files
 from recsys.system.files import commit_folder, commit_text, folders_in, read_json, remove
 
@@ -177,7 +179,7 @@ def forget_in_texts(root: Path, names: Names) -> int:
 
 
 def forget_in_served_logs(root: Path, config: InteractionsConfig, names: Names) -> int:
-    """Removes the rows of users from all logs below a root; returns how many files changed.
+    """Removes the rows of users from all logs of a root; returns how many files changed.
 
     Args:
         root: The root.
@@ -185,17 +187,22 @@ def forget_in_served_logs(root: Path, config: InteractionsConfig, names: Names) 
         names: The users.
     """
     rows, changed = served_log.ServedRows(config), 0
-    for folder in filter(Path.is_dir, (root / served_log.FOLDER).glob("*")):
+    for folder in filter(Path.is_dir, served_log.log_folder(root).glob("*")):
         with served_log.only_log_writer(folder):
             for file in served_log.log_files(folder):
-                with file.open(encoding="utf-8", errors="surrogateescape", newline="\n") as opened:
-                    lines = list(opened)
-                kept = [line for line in lines if not rows.is_of(line, names.ids)]
-                if len(kept) < len(lines):
+                content = file.read_bytes()
+                if (new := rows.without(content, names.ids.__contains__)) != content:
                     with files.replacing(file) as temporary:
                         temporary.touch(0o600)
-                        temporary.write_text("".join(kept), "utf-8", "surrogateescape")
+                        temporary.write_bytes(new)
                     changed += 1
+    if (url := home_of(root)) is not None:
+        bucket = Bucket(f"{url}/{served_log.FOLDER}")
+        for key in [entry.key for entry in bucket.list()]:
+            content, _ = bucket.read(key)
+            if (new := rows.without(content, names.ids.__contains__)) != content:
+                bucket.write(key, new)
+                changed += 1
     return changed
 
 

@@ -20,9 +20,17 @@ from typing import NamedTuple
 
 from recsys.data.config import InteractionsConfig
 from recsys.data.forgotten import Forgotten
-from recsys.data.served_log import Served, ServedRows, log_files, only_log_writer
+from recsys.data.served_log import (
+    DAY,
+    Served,
+    ServedRows,
+    log_files,
+    only_log_writer,
+    surplus,
+)
 from recsys.errors import RecsysError
 from recsys.serving.label_scorer import RankedItems, RankQuery
+from recsys.serving.log_sender import LogSender
 from recsys.serving.pool import ServerMetrics
 from recsys.serving.requests import MIB
 
@@ -32,8 +40,8 @@ _QUEUE, _AT_ONCE = 256, 64
 _FILES = 16
 """Number of files in which a log of the maximum size is divided."""
 _CLEAN_S, _END_S = 3600.0, 10.0
-_DAY, _DIGITS = "%Y-%m-%d", 6
-"""Format of the day in the name of a file, and digits of the number after it."""
+_DIGITS = 6
+"""Digits of the number in the name of a file."""
 
 
 class _Answer(NamedTuple):
@@ -71,6 +79,7 @@ class ServedLog:
         mib: Maximum size of all files together; the oldest are removed first [MiB].
         metrics: Counts rows, and requests that were left out.
         forget: File of the users to leave out (`data.forget`); None: none.
+        url: URL of the root if it is in a bucket, which gets closed files; None: they stay.
     """
 
     def __init__(
@@ -81,6 +90,7 @@ class ServedLog:
         mib: int,
         metrics: ServerMetrics,
         forget: Path | None = None,
+        url: str | None = None,
     ) -> None:
         self._folder, self._metrics = folder, metrics
         self._days, self._most_bytes = days, mib * MIB
@@ -89,6 +99,9 @@ class ServedLog:
         self._file: Path | None = None
         self._queue: queue.Queue[_Answer | None] = queue.Queue(_QUEUE)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sender = None
+        if url is not None:
+            self._sender = LogSender(url, folder, self._rows, days, self._most_bytes, forget)
         self._thread = threading.Thread(target=self._run, name="recsys-served-log", daemon=True)
         self._thread.start()
 
@@ -116,10 +129,12 @@ class ServedLog:
         return impression
 
     def close(self) -> None:
-        """Writes what waits, for at most 10 s."""
+        """Writes what waits, for at most 10 s, and sends it to the bucket of the root."""
         with suppress(queue.Full):
             self._queue.put(None, timeout=_END_S)
             self._thread.join(_END_S)
+        if self._sender is not None:
+            self._sender.close()
 
     def _run(self) -> None:
         is_over = False
@@ -158,7 +173,7 @@ class ServedLog:
 
     def _open_file(self, n_bytes: int) -> Path:
         """Returns the file to append to, a new one on a new day or at its limit of size."""
-        today, most = dt.datetime.now(dt.UTC).strftime(_DAY), self._most_bytes // _FILES
+        today, most = dt.datetime.now(dt.UTC).strftime(DAY), self._most_bytes // _FILES
         file = self._file
         is_open = file is not None and file.exists() and file.name.startswith(today)
         if file is not None and is_open and file.stat().st_size + n_bytes <= most:
@@ -172,14 +187,9 @@ class ServedLog:
         return new
 
     def _remove_old(self, most: int) -> None:
-        """Removes files that are too old, and the oldest until all have at most `most` bytes."""
-        oldest = dt.datetime.now(dt.UTC) - dt.timedelta(days=self._days)
-        files = log_files(self._folder)
-        total = sum(file.stat().st_size for file in files)
-        for file in files:
-            if total > most or file.name < oldest.strftime(_DAY):
-                total -= file.stat().st_size
-                file.unlink()
+        sizes = {file.name: file.stat().st_size for file in log_files(self._folder)}
+        for name in surplus(sizes, self._days, most):
+            (self._folder / name).unlink()
 
 
 def _append(file: Path, content: bytes) -> None:

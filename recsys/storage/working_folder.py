@@ -51,9 +51,9 @@ _SERVED = re.compile(r"serving/([^/]+)/(\d+)/.")
 # Files of this machine, of unfinished work, and of SQLite's transactions.
 _OWN = re.compile(
     rf"({re.escape(HOME)}(\..*)?|{_FETCHED}|{re.escape(LOCK_NAME)}|\.lock|\.system|\.publish-.*"
-    r"|\d+\.(writing.*|old)|recsys-run-.*|.*\.sqlite-(journal|wal|shm))"
+    r"|\d+\.(writing.*|old)|recsys-run-.*|.*\.(sqlite|db)-(journal|wal|shm))"
 )
-_DATABASE = ".sqlite"
+_DATABASE = (".sqlite", ".db")
 _LOGS = "logs/"
 _CHECKPOINTS = "checkpoints/"
 _THREADS = 16

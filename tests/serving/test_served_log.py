@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
 from ranking_bundle import LABELS, expected, write_ranking_bundle
+from s3_server import proxied, s3, s3_address, unavailable
 from serving import Running
 from waiting import wait_for
 
@@ -20,14 +21,18 @@ from recsys.data.config import read_event_feature
 from recsys.data.forgotten import Forgotten
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.labels import merge_impressions
-from recsys.data.served_log import log_files, only_log_writer
+from recsys.data.served_log import log_files, log_folder, only_log_writer
 from recsys.data.sources.pieces import read_all
 from recsys.forget.files import Names, forget_in_served_logs
+from recsys.serving import log_sender
 from recsys.serving.label_scorer import RankedItems, RankQuery
 from recsys.serving.opening import open_bundle
 from recsys.serving.pool import ServerMetrics
 from recsys.serving.served_log import ServedLog
+from recsys.storage.bucket import Bucket
+from recsys.storage.working_folder import local_folder
 
+__all__ = ["s3", "s3_address"]
 COLUMNS = InteractionColumns(
     user="who", item="what", timestamp="at", impression="shown", position="slot"
 )
@@ -176,3 +181,40 @@ def test_a_forgotten_user_leaves_the_log_while_it_is_written(tmp_path):
     assert {row["who"] for row in rows} == {"u2"}
     assert len(rows) == 3 * sent[0]
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in log_files(folder))
+
+
+def test_closed_files_go_to_the_bucket_of_the_root_also_after_a_failure_each_row_once(
+    s3, s3_address, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RECSYS_CACHE", str(tmp_path))
+    monkeypatch.setattr(log_sender, "_CHECK_S", 0.1)
+    url, forget = f"{s3}/runs", tmp_path / "forgotten.txt"
+    root, bucket = local_folder(url), Bucket(f"{url}/served/m")
+    folder, sent = log_folder(root) / "m", []
+
+    def serve(n_answers):
+        log = ServedLog(folder, CONFIG, 30, 4, ServerMetrics(), forget, url)
+        for _ in range(n_answers):
+            sent.append(served(log, f"u{len(sent)}", n=500))
+            wait_for(lambda: log._queue.empty())
+        return log
+
+    def objects():
+        content = b"".join(bucket.read(entry.key)[0] for entry in bucket.list())
+        return [json.loads(line) for line in content.splitlines()]
+
+    with proxied(s3_address, unavailable) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        serve(9).close()
+    assert len(log_files(folder)) > 2
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_address)
+    log = serve(9)
+    wait_for(lambda: len(log_files(folder)) == 1)
+    assert objects()
+    Forgotten.new().with_users(["u3", "u17"]).save(forget)
+    assert forget_in_served_logs(root, CONFIG, Names(["u3"])) == 1
+    log.close()  # It sends no row of a user in `data.forget`.
+    assert not log_files(folder)
+    rows = objects()
+    assert {row["shown"] for row in rows} == {*sent} - {sent[3], sent[17]}
+    assert len(rows) == 16 * 500

@@ -1,6 +1,7 @@
 """The events of a shop, as tables of many kinds with the same rows."""
 
 import hashlib
+import os
 import sqlite3
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 
 from recsys.config import DataConfig
 from recsys.stages.ingest import ingest
+from recsys.storage.bucket import Bucket
 
 N, START, DAY = 2_000, 1_700_006_400, 86_400
 COLUMNS = {"user": "user", "item": "item", "timestamp": "time"}
@@ -58,40 +60,51 @@ def stored_csv(folder, stop=N):
 
 
 class Hive:
-    """Parquet files in folders `day=…`."""
+    """Parquet files in folders `day=…`, here or in a bucket."""
 
-    def __init__(self, folder, monkeypatch):
-        self.folder = folder / "hive"
-        self.source = {"files": f"{self.folder}/**/*.parquet", "columns": COLUMNS}
+    def __init__(self, folder, monkeypatch, url=None):
+        self.folder, self.url = folder / "hive", url
+        self.source = {"files": f"{url or self.folder}/**/*.parquet", "columns": COLUMNS}
 
     def add(self, table):
         pq.write_to_dataset(table, self.folder, partition_cols=["day"])
+        for file in self.folder.rglob("*.parquet") if self.url else ():
+            Bucket(self.url).write(str(file.relative_to(self.folder)), file)
 
 
 class Delta:
-    """A Delta table with partitions."""
+    """A Delta table with partitions, here or in a bucket."""
 
-    def __init__(self, folder, monkeypatch):
-        self.folder = folder / "delta"
+    def __init__(self, folder, monkeypatch, url=None):
+        self.folder = url or folder / "delta"
         self.source = {"format": {"type": "delta", "folder": str(self.folder)}}
 
     def add(self, table):
         import deltalake
 
-        deltalake.write_deltalake(str(self.folder), table, mode="append", partition_by=["day"])
+        deltalake.write_deltalake(
+            str(self.folder),
+            table,
+            mode="append",
+            partition_by=["day"],
+            storage_options={"allow_http": "true"},
+        )
 
 
 class Iceberg:
-    """An Iceberg table of a catalog in SQLite."""
+    """An Iceberg table of a catalog in SQLite, with its files here or in a bucket."""
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, monkeypatch, url=None):
         from pyiceberg.catalog import load_catalog
         from pyiceberg.utils.config import Config
 
         self.folder = folder / "iceberg"
         self.folder.mkdir()
         monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{self.folder}/catalog.db")
-        monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE", f"file://{self.folder}")
+        monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE", url or f"file://{self.folder}")
+        if url:
+            endpoint = os.environ["AWS_ENDPOINT_URL"]
+            monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__S3__ENDPOINT", endpoint)
         # It reads the environment when it is imported.
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
         self.catalog = load_catalog("shop")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import optuna
 import pytest
 from commands import run_main
 from optuna.trial import TrialState
+from s3_server import s3, s3_address
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainStage
@@ -23,6 +25,7 @@ from recsys.training.stage import train
 from recsys.tuning.trial_process import ValidationReporter
 from recsys.tuning.tuning_study import TuneOptions, TuningStudy, open_study, seed_sampler, trial_of
 
+__all__ = ["s3", "s3_address"]
 CONFIG = """
 name: tuned
 root: root
@@ -51,7 +54,8 @@ def world(tmp_path_factory):
 
 def words(world, *more, root="root"):
     ranges = [word for text in RANGES for word in ("--vary", text)]
-    here = ["--data", str(world / "data"), "--set", f"root={world / root}"]
+    where = root if "://" in root else world / root
+    here = ["--data", str(world / "data"), "--set", f"root={where}"]
     return ["tune", str(world / "config.yaml"), *here, *ranges, "--json", *more]
 
 
@@ -135,6 +139,25 @@ def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsy
     assert f"{'★' if is_best else ' '} trial   1" in shown
     assert not is_best
     assert "port.cc" not in study[1]
+
+
+def test_a_study_whose_root_is_in_a_bucket_goes_on_on_another_machine(
+    world, study, s3, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("RECSYS_CACHE", str(tmp_path / "cache"))
+    again = words(world, "--trials", "1", root=f"{s3}/runs")
+    assert run_main(*again) == 0
+    shutil.rmtree(tmp_path / "cache")
+    first = json.loads(capsys.readouterr().out)
+    assert run_main(*again) == 0
+    out, shown = capsys.readouterr()
+    assert json.loads(out) == first
+    assert "Resuming after 1 trials" in shown
+    shutil.rmtree(tmp_path / "cache")
+    assert run_main("runs", "--root", f"{s3}/runs", "--json") == 0
+    (trial,) = json.loads(capsys.readouterr().out)["studies"][0]["trials"]
+    expected = record(world)["trials"][0]
+    assert {**trial, "seconds": 0} == {**expected, "seconds": 0}
 
 
 def test_data_that_are_not_there_begin_no_study(world, tmp_path, capsys):

@@ -23,6 +23,7 @@ from recsys.data.sources.source_files import SourceFile
 from recsys.data.sources.tables import RemoveRows, Table, answering, required
 from recsys.errors import RecsysError
 from recsys.registry import register_source
+from recsys.storage.bucket import is_url
 
 _BATCH_ROWS = 1 << 17
 
@@ -144,7 +145,9 @@ class DeltaSource(LakeTable):
         """
         deltalake = required("deltalake", "delta")
         with answering(self.name, "Correct format.folder and format.version."):
-            table = deltalake.DeltaTable(self.folder, version=self.version)
+            # A plain HTTP address is only used if the environment names one.
+            http = {"allow_http": "true"} if is_url(self.folder) else None
+            table = deltalake.DeltaTable(self.folder, version=self.version, storage_options=http)
             dataset = table.to_pyarrow_dataset()
             added = pa.table(table.get_add_actions(flatten=True))
             columns = (added.column(name).to_pylist() for name in ("path", "size_bytes"))

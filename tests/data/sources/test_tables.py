@@ -1,5 +1,6 @@
 """Tables of other systems: the same store as that of files with their rows, at one snapshot."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from s3_server import s3, s3_address
 from shop_tables import Delta, Hive, Iceberg, Kafka, N, Sql, data_config, events, stored, stored_csv
 
 from recsys.config.load import load_config
@@ -15,7 +17,9 @@ from recsys.data.forgotten import Forgotten
 from recsys.data.ingest.landed import forget_in_landed, pin_sources
 from recsys.data.ingest.spans import check_sources
 from recsys.errors import RecsysError
+from recsys.storage.bucket import Bucket
 
+__all__ = ["s3", "s3_address"]
 HALF = N // 2
 
 
@@ -29,23 +33,28 @@ def servers():
     del broker  # It ends with its client.
 
 
-def made(kind, folder, monkeypatch):
+def made(kind, folder, monkeypatch, *url):
     packages = {Delta: "deltalake", Iceberg: "pyiceberg", Sql: "adbc_driver_sqlite"}
     if kind in packages:
         pytest.importorskip(packages[kind], reason="needs the extras of sources")
-    return kind(folder, monkeypatch)
+    return kind(folder, monkeypatch, *url)
+
+
+def without_notes(content):
+    """Returns a Parquet file with the column `note` overwritten."""
+    group = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(0)
+    names = [group.column(at).path_in_schema for at in range(group.num_columns)]
+    chunk = group.column(names.index("note"))
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    stop = start + chunk.total_compressed_size
+    return content[:start] + b"\xff" * (stop - start) + content[stop:]
 
 
 def damage_notes(folder):
-    """Overwrites the column `note` of all Parquet files below a folder."""
+    """Overwrites the column `note` of all Parquet files below a folder; returns their number."""
     files = list(Path(folder).rglob("*.parquet"))
     for file in files:
-        group = pq.ParquetFile(file).metadata.row_group(0)
-        names = [group.column(at).path_in_schema for at in range(group.num_columns)]
-        chunk = group.column(names.index("note"))
-        with file.open("r+b") as stream:
-            stream.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
-            stream.write(b"\xff" * chunk.total_compressed_size)
+        file.write_bytes(without_notes(file.read_bytes()))
     return len(files)
 
 
@@ -63,6 +72,21 @@ def test_a_table_gives_the_store_of_a_file_and_only_the_columns_in_use_are_read(
     assert found == expected
     assert [its[key] for key in ("read", "rejected", "good")] == [N, N // 100, facts["good"]]
     assert its["by_reason"] == facts["by_reason"]
+
+
+@pytest.mark.parametrize("kind", [Hive, Delta, Iceberg])
+def test_only_the_columns_in_use_of_a_table_in_a_bucket_are_read(kind, s3, tmp_path, monkeypatch):
+    bucket = Bucket(f"{s3}/table")
+    table = made(kind, tmp_path, monkeypatch, bucket.url)
+    table.add(events(0, HALF))
+    table.add(events(HALF))
+    files = [entry.key for entry in bucket.list() if entry.key.endswith(".parquet")]
+    assert len(files) > 2
+    for key in files:
+        bucket.write(key, without_notes(bucket.read(key)[0]))
+    found, facts = stored(tmp_path / "out", **table.source)
+    assert found == stored_csv(tmp_path)[0]
+    assert facts["read"] == N
 
 
 @pytest.mark.parametrize("kind", [Delta, Iceberg, Sql])
