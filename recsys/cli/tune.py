@@ -74,7 +74,8 @@ def tune(
     folder = root / FOLDER / study
     options = TuneOptions(minutes=minutes, trials=trials, pruner=pruner, seed=seed)
     console = Console(stderr=True)
-    kept = written(root, f"{FOLDER}/{study}/")
+    # Other commands on this machine find the served versions while the study has the folder.
+    kept = written(root, f"{FOLDER}/{study}/", "serving/")
     with kept as commit, run_lock(folder), log_of_failure("recsys-tune") as log:
 
         def report(record: dict[str, Any]) -> None:

@@ -78,7 +78,10 @@ class LogSender:
                 _LOG.error("files in %s could not be sent, and stay: %s", self._folder, error)
 
     def _move(self, file: Path) -> None:
-        content = file.read_bytes()
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:  # Another process has sent or removed it.
+            return
         if kept := self._without_forgotten(content):
             digest = hashlib.sha256(content).hexdigest()[:16]
             self._bucket.write(f"{file.stem}-{digest}.jsonl", kept)
