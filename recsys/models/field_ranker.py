@@ -9,8 +9,9 @@ import keras
 from keras import ops
 
 from recsys.data.catalogue import of_history
+from recsys.models.experts import LabelTowers, MixtureOfExperts, ProgressiveExtraction
 from recsys.models.inputs import ModelSpec
-from recsys.models.layers import InputDtypeLayer, Linear, Mlp
+from recsys.models.layers import InputDtypeLayer, Linear
 from recsys.models.ranking_config import FieldRankerConfig, RankingConfig
 from recsys.models.ranking_model import RETRIEVER, RankingModel
 from recsys.models.target_attention import TargetAttention
@@ -44,53 +45,12 @@ class EventVectors(InputDtypeLayer):
 
 
 @keras.saving.register_keras_serializable(package="recsys")
-class LabelTowers(InputDtypeLayer):
-    """An MLP with one logit for each label.
-
-    Args:
-        labels: Number of labels.
-        widths: Hidden widths [floats]; empty for one linear layer.
-        activation: Keras name of the activation of the hidden layers.
-        dropout: Dropout rate of the activations [0..1).
-        seed: Seed of the initial weights and of the dropout.
-    """
-
-    def __init__(
-        self,
-        labels: int,
-        widths: tuple[int, ...] = (),
-        activation: str = "relu",
-        dropout: float = 0.0,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.hidden = Mlp(widths, seed, activation, dropout, (labels,), name="hidden")
-        self.logit = Linear(1, seed=seed + len(widths), copies=(labels,), name="logit")
-
-    def build(self, input_shape: Any) -> None:
-        """Creates the weights for states `[batch, in]`."""
-        self.hidden.build(input_shape)
-        self.logit.build((None, (input_shape[-1], *self.hidden.widths)[-1]))
-
-    def call(self, x: keras.KerasTensor, training: bool = False) -> keras.KerasTensor:
-        """Returns logits `[batch, labels]` float32.
-
-        Args:
-            x: States `[batch, in]`.
-            training: Whether to apply dropout.
-        """
-        logits = self.logit(self.hidden(x, training=training))  # [labels, batch, 1]
-        return ops.cast(ops.transpose(logits[..., 0]), "float32")
-
-
-@keras.saving.register_keras_serializable(package="recsys")
 class LabelHeads(InputDtypeLayer):
-    """Scores of labels: layers of each label over a state that they share.
+    """Scores of labels: towers over one state, or over the states that experts make.
 
     Args:
         labels: Number of labels.
-        config: Sizes of the layers.
+        config: Which experts there are, and their sizes.
         seed: Seed of the initial weights and of the dropout.
     """
 
@@ -98,13 +58,36 @@ class LabelHeads(InputDtypeLayer):
         self, labels: int, config: FieldRankerConfig, seed: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
+        options: dict[str, Any] = {
+            "activation": config.activation,
+            "dropout": config.dropout,
+            "seed": seed + 100,
+            "name": "experts",
+        }
+        self.experts: Any = None
+        if config.heads == "mmoe":
+            self.experts = MixtureOfExperts(labels, config.experts, config.expert_widths, **options)
+        if config.heads == "ple":
+            n = max(1, config.experts // 2)
+            self.experts = ProgressiveExtraction(
+                labels, 2, n, n, widths=config.expert_widths, **options
+            )
         self.towers = LabelTowers(
             labels, config.tower_widths, config.activation, config.dropout, seed, name="towers"
         )
 
+    @property
+    def by_label(self) -> list[Any]:
+        """The weights, if each has an axis of labels, its first, or doesn't depend on them."""
+        if self.experts is None:
+            return self.towers.weights
+        is_mixed = isinstance(self.experts, ProgressiveExtraction)
+        return [] if is_mixed else [*self.towers.weights, *self.experts.gate.weights]
+
     def call(self, x: keras.KerasTensor, training: bool = False) -> keras.KerasTensor:
         """Returns scores `[batch, labels]` float32 of states `[batch, in]`."""
-        return self.towers(x, training=training)
+        states = x if self.experts is None else self.experts(x, training=training)
+        return self.towers(states, training=training)
 
 
 class FieldRanker(RankingModel, makes_layers=False):
@@ -145,7 +128,7 @@ class FieldRanker(RankingModel, makes_layers=False):
     def build_layers(self) -> None:
         """Creates the variables of the layers, and names those with an axis of labels."""
         super().build_layers()
-        weights = self.heads.weights if self.only_heads_score else ()
+        weights = self.heads.by_label if self.only_heads_score else ()
         own: Any = {w.path.partition("/")[2]: ("labels", 0) for w in weights}
         self.weights_by_row = {**self.weights_by_row, **own}
 

@@ -21,7 +21,7 @@ class FinalMlp(FieldRanker):
     """Two streams over features that gates weight (FinalMLP: Mao et al., AAAI 2023).
 
     The first gate depends on the query, the second on the item. The scores are the fusion of both
-    streams; with layers of each label, plus theirs over both streams.
+    streams; with experts or towers of labels, plus theirs over both streams.
     """
 
     Config: ClassVar[type[RankingConfig]] = FinalMlpConfig
@@ -44,8 +44,9 @@ class FinalMlp(FieldRanker):
         self.fusion = BilinearFusion(n_labels, config.fusion_heads, seed + 5000, name="fusion")
 
     def make_heads(self) -> LabelHeads | None:
-        """Returns the heads, if labels have layers of their own."""
-        return super().make_heads() if self.config.tower_widths else None
+        """Returns the heads, if there are experts or towers."""
+        has_any = self.config.heads != "shared" or self.config.tower_widths
+        return super().make_heads() if has_any else None
 
     def score(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
         """Returns scores `[rows, labels]` float32; see `RankingModel.score`."""

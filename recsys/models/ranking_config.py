@@ -140,6 +140,14 @@ class FieldRankerConfig(RankingConfig):
     """Activation of the hidden layers."""
     dropout: Dropout = 0.3
     """Dropout rate of the activations [0..1)."""
+    heads: Literal["shared", "mmoe", "ple"] = "shared"
+    """What the labels share: `shared`, all layers but their towers; `mmoe`, experts that each label
+    mixes; `ple`, some experts, while each label has others of its own."""
+    experts: PositiveInt = 4
+    """Number of experts of `mmoe`. `ple` has half as many, at least one, that labels share, and as
+    many of each label, at each of two levels."""
+    expert_widths: SomeWidths = (64,)
+    """Widths of the layers of an expert [floats]."""
     tower_widths: Widths = ()
     """Hidden widths of a label's own layers [floats]."""
 

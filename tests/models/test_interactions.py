@@ -128,12 +128,30 @@ def candidates(w, history, candidates, mask):
     return of_history, [state(c, [*history[mask], c]) for c in candidates]
 
 
-def towers(w, x):
-    return [w.linear("logit", w.mlp("hidden", x, k), k)[0] for k in range(3)]
+def towers(w, states):
+    return [w.linear("logit", w.mlp("hidden", x, k), k)[0] for k, x in enumerate(states)]
 
 
 def shared_bottom(w, x):
     return [w.linear("logit", x, k)[0] for k in range(3)]
+
+
+def mmoe(w, x):
+    experts = np.stack([w.mlp("experts", x, e, layers=2) for e in range(3)])
+    return [softmax(w.linear("gate", x, k)) @ experts for k in range(2)]
+
+
+def ple(w, x):
+    states, shared = [x, x], x
+    for n in range(3):
+        own = [w.mlp(f"level_{n}/own", states[k], (k, 0), layers=2) for k in range(2)]
+        common = [w.mlp(f"level_{n}/shared", shared, e, layers=2) for e in range(3)]
+        gates = [softmax(w.linear(f"level_{n}/gate", states[k], k)) for k in range(2)]
+        states = [gates[k] @ np.stack([own[k], *common]) for k in range(2)]
+        if n < 2:
+            gate = softmax(w.linear(f"level_{n}/shared_gate", shared))
+            shared = gate @ np.stack([*own, *common])
+    return states
 
 
 REFERENCES = {
@@ -148,6 +166,8 @@ REFERENCES = {
     "candidates": candidates,
     "towers": towers,
     "shared bottom": shared_bottom,
+    "mmoe": mmoe,
+    "ple": ple,
 }
 
 

@@ -17,7 +17,7 @@ from recsys.models.inputs import ModelSpec
 from recsys.models.ranking_config import DcnV2Config
 from recsys.training.row_sources import sources_of_labels
 
-VARIANTS = {"stacked", "target", "final_mlp with towers"}
+VARIANTS = {"stacked", "target", "final_mlp of experts"}
 EACH = pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[pytest.mark.thorough] * (k in VARIANTS)) for k in MODELS]
 )
@@ -239,7 +239,7 @@ def test_eight_devices_learn_what_one_does_in_a_proven_step(kind):
 
 def test_a_warm_start_carries_the_heads_of_labels_by_name():
     """Each weight whose shape depends on the labels says on which axis it has them."""
-    for options in ({}, {"tower_widths": (3,)}):
+    for options in ({}, {"heads": "mmoe", "tower_widths": (3,)}):
         few, more = (
             build(spec_of(labels={n: LABELS[n] for n in names}, type="dcn_v2", **options))
             for names in (("click",), ("click", "watch", "buy"))

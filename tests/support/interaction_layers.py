@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from keras import ops
 
-from recsys.models.field_ranker import LabelTowers
+from recsys.models.experts import LabelTowers, MixtureOfExperts, ProgressiveExtraction
 from recsys.models.interactions import BilinearFusion, CrossNetwork, DotInteraction, FeatureGate
 from recsys.models.target_attention import CandidateBlock, TargetAttention
 
@@ -43,8 +43,14 @@ LAYERS = {
         {"dim": DIM, "heads": 2, "width": 6, "dropout": 0.0},
         (SEEN[0], normal(CANDIDATES, DIM), SEEN[1]),
     ),
-    "towers": (LabelTowers, {"labels": 3, "widths": (5,)}, (normal(DIM),)),
+    "towers": (LabelTowers, {"labels": 3, "widths": (5,)}, (normal(3, DIM),)),
     "shared bottom": (LabelTowers, {"labels": 3}, (normal(DIM),)),
+    "mmoe": (MixtureOfExperts, {"labels": 2, "experts": 3, "widths": (6, 4)}, (normal(DIM),)),
+    "ple": (
+        ProgressiveExtraction,
+        {"labels": 2, "levels": 3, "own_experts": 1, "shared_experts": 3, "widths": (6, 4)},
+        (normal(DIM),),
+    ),
 }
 
 

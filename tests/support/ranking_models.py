@@ -31,20 +31,21 @@ MODELS = {
         "type": "dcn_v2",
         "structure": "stacked",
         "rank": 3,
+        "heads": "mmoe",
         "stage_one": True,
     },
     "target": {"type": "dcn_v2", "pooling": "target", "history_features": False},
-    "no history": {"type": "dlrm", "history": 0, "user_id": False},
+    "no history": {"type": "dlrm", "history": 0, "user_id": False, "heads": "ple"},
     "final_mlp": {"type": "final_mlp", "gate_widths": (5,), "fusion_heads": 2, "stage_one": True},
-    "final_mlp with towers": {"type": "final_mlp", "tower_widths": (3,)},
-    "din": {"type": "din", "tower_widths": (3,), "stage_one": True},
+    "final_mlp of experts": {"type": "final_mlp", "heads": "mmoe", "tower_widths": (3,)},
+    "din": {"type": "din", "heads": "ple", "tower_widths": (3,), "stage_one": True},
     "candidate_transformer": {"type": "candidate_transformer", "block_dim": 8, "stage_one": True},
 }
 
 
 def spec_of(features=FEATURES, labels=LABELS, users=USERS, items=ITEMS, **options):
     small = {"dim": DIM, "feature_dim": WIDTH, "history": HISTORY, "widths": (8, 6)}
-    config = Choice("model").read({**small, **options})
+    config = Choice("model").read({**small, "expert_widths": (4,), **options})
     return ModelSpec(
         config=config, user_rows=users, item_rows=items, features=features, labels=labels
     )
