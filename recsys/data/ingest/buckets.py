@@ -40,7 +40,7 @@ class Buckets:
         self.n, self._one = n, threading.Lock()
         self._writer = SpillWriter(folder, n)
         self._tables: list[pa.Table] = []
-        self._spills: list[list[Spill | bytes]] = [[] for _ in range(n)]
+        self._spills: list[list[Spill]] = [[] for _ in range(n)]
 
     def add(self, bucket: np.ndarray, rows: pa.Table) -> None:
         """Adds rows with their buckets `[n]`; they have the same columns each time."""
@@ -64,7 +64,7 @@ class Buckets:
             self._keep(self._writer.flush())
         return [read_spills(self._spills[bucket])] if self._spills[bucket] else []
 
-    def _keep(self, spills: Iterable[tuple[int, Spill | bytes]]) -> None:
+    def _keep(self, spills: Iterable[tuple[int, Spill]]) -> None:
         for bucket, spill in spills:
             self._spills[bucket].append(spill)
 

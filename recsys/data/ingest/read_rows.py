@@ -24,7 +24,7 @@ from recsys.data.dead_letters import Tally, add_up, letters_tally
 from recsys.data.forgotten import LeaveOut
 from recsys.data.hashes import hash_buckets
 from recsys.data.ingest.spills import SpillWriter, read_spills
-from recsys.data.ingest.tasks import StepProgress, keeps_shuffles_in_memory, run_tasks, task_bytes
+from recsys.data.ingest.tasks import StepProgress, run_tasks, task_bytes
 from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import match_files, unreadable
@@ -104,11 +104,10 @@ def read_sources(
         totals[plan.step] += len(plan.pieces) + plan.n_buckets
     progress = {step: StepProgress(work / f"{step}.done", step, n) for step, n in totals.items()}
     targets = [dataclasses.replace(plan, pieces=()) for plan in plans]
-    spills = work / "rows" if keeps_shuffles_in_memory(like) else None
     results = run_tasks(
         like,
         [(at, n, piece) for at, plan in enumerate(plans) for n, piece in enumerate(plan.pieces)],
-        functools.partial(_read_piece, targets, progress, work, spills),
+        functools.partial(_read_piece, targets, progress, work),
         work,
         functools.partial(_write_bucket, targets, progress),
     )
@@ -128,7 +127,6 @@ def _read_piece(
     plans: Sequence[ReadPlan],
     progress: Mapping[str, StepProgress],
     work: Path,
-    spills: Path | None,
     task: tuple[int, int, Piece],
 ) -> Iterator[tuple[tuple[int, int], Any]]:
     """Reads a piece; yields rows by (source, bucket) and counts, and writes dead letters."""
@@ -137,7 +135,7 @@ def _read_piece(
     for failure in work.glob(f"failed-{at}-*"):  # Its task may have been lost with its worker.
         yield (at, _COUNTS), {"failure": json.loads(failure.read_text())}
         return
-    writer = SpillWriter(spills, plan.n_buckets)
+    writer = SpillWriter(work / "rows", plan.n_buckets)
     plan.letters.mkdir(parents=True, exist_ok=True)
     # Beam may run a task twice, in parallel.
     temporary = plan.letters / f"{_UNFINISHED}{uuid.uuid4().hex}"

@@ -1,9 +1,9 @@
-"""The shuffle of rows: batches of Arrow by bucket, in files or as bytes.
+"""The shuffle of rows: batches of Arrow by bucket, in files.
 
-Runners on one machine keep shuffled data in the memory of one process. There, a worker writes its
-rows to a file, ordered by bucket, and only `(bucket, Spill)` is shuffled: a few bytes for a million
-rows. All workers must have access to the folder of these files, which is beside the artifacts.
-An engine shuffles the rows themselves.
+A worker writes its rows to a file, ordered by bucket, and only `(bucket, Spill)` is shuffled: a few
+bytes for a million rows. Runners on one machine would keep shuffled rows in memory, and so would
+Spark those of a bucket, and Flink up to a hundred messages of a worker. All workers have access to
+the folder of these files, which is beside the artifacts.
 """
 
 from __future__ import annotations
@@ -39,19 +39,18 @@ class SpillWriter:
     """Orders rows by bucket, with a bounded buffer in memory.
 
     Args:
-        folder: Folder of the file for the rows; None: they are returned as bytes. The name of
-            the file is random, so that a task that Beam runs twice writes two files, and the
-            spills refer to one of them.
+        folder: Folder of the file for the rows. The name of the file is random, so that a task
+            that Beam runs twice writes two files, and the spills refer to one of them.
         n_buckets: Number of buckets; with more, the buffer is larger, so that spills aren't tiny.
     """
 
-    def __init__(self, folder: Path | None, n_buckets: int) -> None:
-        self._file = None if folder is None else folder / f"{uuid.uuid4().hex}.arrows"
+    def __init__(self, folder: Path, n_buckets: int) -> None:
+        self._file = folder / f"{uuid.uuid4().hex}.arrows"
         self._waiting: list[tuple[np.ndarray, pa.RecordBatch]] = []
         self._n_bytes = self._offset = 0
         self._most_bytes = min(max(n_buckets * _SPILL_BYTES, _LEAST_BUFFER), _MOST_BUFFER)
 
-    def add(self, buckets: np.ndarray, rows: pa.RecordBatch) -> Iterator[tuple[int, Spill | bytes]]:
+    def add(self, buckets: np.ndarray, rows: pa.RecordBatch) -> Iterator[tuple[int, Spill]]:
         """Adds rows with their buckets `[n]`; yields the full buffer by bucket."""
         if rows.num_rows:
             self._waiting.append((buckets, rows))
@@ -59,7 +58,7 @@ class SpillWriter:
         if self._n_bytes >= self._most_bytes:
             yield from self.flush()
 
-    def flush(self) -> Iterator[tuple[int, Spill | bytes]]:
+    def flush(self) -> Iterator[tuple[int, Spill]]:
         """Yields the rows in the buffer by bucket."""
         if not self._waiting:
             return
@@ -76,13 +75,11 @@ class SpillWriter:
             yield number, self._kept(ordered.slice(start, length))
             start += length
 
-    def _kept(self, rows: pa.Table) -> Spill | bytes:
+    def _kept(self, rows: pa.Table) -> Spill:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as stream:
             stream.write_table(rows)
         content = sink.getvalue()
-        if self._file is None:
-            return content.to_pybytes()
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("ab") as file:
             file.write(content)
@@ -90,14 +87,12 @@ class SpillWriter:
         return Spill(str(self._file), self._offset - content.size, content.size)
 
 
-def read_spills(spills: Iterable[Spill | bytes]) -> pa.Table:
-    """Returns the rows of spills; those in files without a copy."""
+def read_spills(spills: Iterable[Spill]) -> pa.Table:
+    """Returns the rows of spills without a copy."""
     return pa.concat_tables([_read(spill) for spill in spills])
 
 
-def _read(spill: Spill | bytes) -> pa.Table:
-    if isinstance(spill, bytes):
-        return pa.ipc.open_stream(spill).read_all()
+def _read(spill: Spill) -> pa.Table:
     with pa.memory_map(spill.file) as file:
         file.seek(spill.offset)
         return pa.ipc.open_stream(pa.py_buffer(file.read_buffer(spill.length))).read_all()

@@ -142,12 +142,7 @@ def uses_threads(like: beam.Pipeline) -> bool:
 
     direct = like.options.view_as(DirectOptions)
     is_default = (direct.direct_num_workers, direct.direct_running_mode) == (1, "in_memory")
-    return is_default and keeps_shuffles_in_memory(like)
-
-
-def keeps_shuffles_in_memory(like: beam.Pipeline | None) -> bool:
-    """Returns whether tasks run on this machine, whose memory would hold all shuffled rows."""
-    return like is None or is_local([f"--runner={type(like.runner).__name__}"])
+    return is_default and is_local([f"--runner={type(like.runner).__name__}"])
 
 
 # --- progress

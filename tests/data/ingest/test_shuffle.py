@@ -33,12 +33,9 @@ def spilled(folder, batches):
     return {bucket: read_spills(some) for bucket, some in by_bucket.items()}
 
 
-@given(
-    st.lists(st.lists(st.tuples(st.integers(0, 70_000), st.text(max_size=3)), max_size=20)),
-    st.booleans(),
-)
-def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, batches, in_files):
-    folder = tmp_path_factory.mktemp("spills") if in_files else None
+@given(st.lists(st.lists(st.tuples(st.integers(0, 70_000), st.text(max_size=3)), max_size=20)))
+def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, batches):
+    folder = tmp_path_factory.mktemp("spills")
     given_rows = [
         (np.array([bucket for bucket, _ in rows], np.int64), batch([text for _, text in rows]))
         for rows in batches
@@ -95,7 +92,7 @@ def test_a_task_that_is_repeated_reports_the_broken_file_again(tmp_path, monkeyp
     first, again = (
         [
             facts["failure"]
-            for _, facts in read_rows._read_piece([plan], progress, tmp_path, None, task)
+            for _, facts in read_rows._read_piece([plan], progress, tmp_path, task)
             if "failure" in facts
         ]
         for _ in range(2)
