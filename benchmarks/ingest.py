@@ -178,7 +178,7 @@ def _chunks(rows: int, ids: int) -> Iterator[pa.Table]:
         again = np.flatnonzero(random.random(n - 1) < 0.001) + 1
         for column in (user, item, time):
             column[again] = column[again - 1]
-        yield pa.table([_ids("u", user), _ids("item-", item), pa.array(time)], schema=_SCHEMA)
+        yield pa.table([texts("u", user), texts("item-", item), pa.array(time)], schema=_SCHEMA)
 
 
 def _power_law(random: np.random.Generator, n_ids: int, n: int) -> np.ndarray:
@@ -186,7 +186,8 @@ def _power_law(random: np.random.Generator, n_ids: int, n: int) -> np.ndarray:
     return (n_ids * random.random(n) ** (1 / 0.3)).astype(np.int64)
 
 
-def _ids(prefix: str, numbers: np.ndarray) -> pa.Array:
+def texts(prefix: str, numbers: np.ndarray) -> pa.Array:
+    """Returns numbers as texts after a prefix."""
     return pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "")
 
 

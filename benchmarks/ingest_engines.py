@@ -3,8 +3,9 @@
 Each engine of `--engines` ingests each case of `--cases`: files, spans, JSON Lines and Parquet
 with positives alone, and files with all labels; always with items and users. The engines are
 started here, by `deploy/*/local.sh` (Java, Maven), `prism` on PATH, or Dask's commands. A line of
-JSON for each has the digest of the data folder, rows/s, the seconds, and the peak memory of each
-process [MiB]; the last line says `equal: true`. Exits with 1 otherwise.
+JSON for each has the digest of the data folder, rows/s, the seconds, the peak memory of each
+process with its children, and the peak RSS of the largest process of each of these [MiB]; the last
+line says `equal: true`. Exits with 1 otherwise.
 
 The digest leaves out TFT's `saved_model.pb` and `fingerprint.pb`: they differ between any two runs.
 """
@@ -28,17 +29,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.measure import ROOT, call, children_of, log, memory_mib, repeated, run
+from benchmarks.ingest import texts
+from benchmarks.measure import ROOT, call, children_of, log, memory_mib, peak_rss_mib, repeated, run
 
 Name = StrEnum("Name", ["local", "processes", "prism", "dask", "flink", "spark"])
 Case = StrEnum("Case", ["files", "spans", "jsonl", "parquet", "labels"])
 _ALL_ENGINES, _ALL_CASES = [*Name], [*Case]
 _UNEQUAL = ("saved_model.pb", "fingerprint.pb")
-_START_S, _FIRST_DAY, _DAYS = 300.0, dt.date(2024, 1, 1), 8
+_START_S, _FIRST_DAY, _DAYS, _ROWS_OF_A_FILE = 300.0, dt.date(2024, 1, 1), 8, 1_000_000
 _EXTENSIONS = {"jsonl": "jsonl", "parquet": "parquet"}
 
 
@@ -70,18 +73,23 @@ def measured(
     config: dict[str, Any], out: Path, beam: dict[str, Any], pids: Mapping[str, int]
 ) -> dict[str, Any]:
     """Ingests in a process of its own; returns digest, seconds and memory."""
-    peaks: dict[str, float] = {}
+    peaks, largest = dict.fromkeys(pids, 0.0), dict.fromkeys(pids, 0.0)
 
     def look() -> None:
         for name, pid in pids.items():
-            held = sum(memory_mib(f"{one}/smaps_rollup", "Pss") for one in (pid, *children_of(pid)))
-            peaks[name] = max(peaks.get(name, 0.0), round(held, 1))
+            family = pid, *children_of(pid)
+            held = sum(memory_mib(f"{one}/smaps_rollup", "Pss") for one in family)
+            peaks[name] = max(peaks[name], round(held, 1))
+            one = max(memory_mib(f"{one}/status", "VmHWM") for one in family)
+            largest[name] = max(largest[name], round(one, 1))
 
     arguments = {"config": {**config, "beam": beam}, "out": str(out)}
-    with repeated(look, 0.5):
+    with repeated(look, 2.0):
         watched = call(ingested, None, True, **arguments)
     memory = {"driver": round(watched.peak_rss_mib, 1), **peaks}
-    return {"digest": folder_digest(out), **watched.result, "memory_mib": memory}
+    largest["driver"] = watched.result.pop("peak_rss_mib")
+    line = {"memory_mib": memory, "largest_mib": largest}
+    return {"digest": folder_digest(out), **watched.result, **line}
 
 
 def ingested(config: dict[str, Any], out: str) -> dict[str, Any]:
@@ -91,7 +99,8 @@ def ingested(config: dict[str, Any], out: str) -> dict[str, Any]:
 
     started_at = time.perf_counter()
     ingest(Config.model_validate_json(json.dumps(config)), out, progress=False)
-    return {"seconds": round(time.perf_counter() - started_at, 2)}
+    seconds = time.perf_counter() - started_at
+    return {"seconds": round(seconds, 2), "peak_rss_mib": round(peak_rss_mib(), 1)}
 
 
 def folder_digest(folder: Path) -> str:
@@ -99,7 +108,8 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         if file.name not in _UNEQUAL:
-            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            with file.open("rb") as opened:
+                content = hashlib.file_digest(opened, "sha256").hexdigest()
             digest.update(f"{file.relative_to(folder)}\0{content}\0".encode())
     return digest.hexdigest()
 
@@ -112,36 +122,31 @@ def write_case(folder: Path, case: Case, rows: int) -> dict[str, Any]:
     folder.mkdir()
     random = np.random.default_rng(7)
     n_users, n_items = max(rows // 100, 20), max(rows // 200, 10)
-    second = np.sort(random.integers(0, _DAYS * 86_400, rows))
-    start = int(dt.datetime.combine(_FIRST_DAY, dt.time(), dt.UTC).timestamp())
-    events = pa.table(
-        {
-            "user": [
-                f"u{n}" if at % 500 else ""
-                for at, n in enumerate(random.integers(0, n_users, rows))
-            ],
-            "item": [f"i{n}" for n in (random.random(rows) ** 3 * n_items).astype(int)],
-            "time": second + start,
-            "rating": random.integers(-1, 6, rows).astype(float),
-        }
-    )
-    day, extension = second // 86_400, _EXTENSIONS.get(case, "csv")
+    extension = _EXTENSIONS.get(case, "csv")
     for number in range(_DAYS):
-        name = f"events-{_FIRST_DAY + dt.timedelta(number)}.{extension}"
-        of_day = events.filter(pa.array(day == number))
-        write(pa.concat_tables([of_day, of_day.slice(0, 20)]), folder / name)
+        day = _FIRST_DAY + dt.timedelta(number)
+        start = int(dt.datetime.combine(day, dt.time(), dt.UTC).timestamp())
+        n_parts = -(-rows // _DAYS // _ROWS_OF_A_FILE)
+        for part in range(n_parts):
+            times = [start + 86_400 * at // n_parts for at in (part, part + 1)]
+            drawn = events(random, rows // _DAYS // n_parts, n_users, n_items, *times)
+            write(
+                pa.concat_tables([drawn, drawn.slice(0, 20)]),
+                folder / f"events-{day}-{part:03d}.{extension}",
+            )
     ids = np.arange(n_items)
     genres = [f"g{n % 5}|g{n % 7}" for n in ids]
-    write(pa.table({"item": [f"i{n}" for n in ids], "genres": genres}), folder / "items.csv")
+    write(pa.table({"item": texts("i", ids), "genres": genres}), folder / "items.csv")
     ages = [f"a{n % 9}" for n in range(n_users)]
-    write(pa.table({"user": [f"u{n}" for n in range(n_users)], "age": ages}), folder / "users.csv")
+    users = texts("u", np.arange(n_users))
+    write(pa.table({"user": users, "age": ages}), folder / "users.csv")
     columns = {"user": "user", "item": "item", "timestamp": "time"}
     rules: dict[str, Any] = {"positive_at_least": 4.0}
     if case == "labels":
         rules = {"labels": {"like": {"column": "rating", "at_least": 4}}, "history_events": "all"}
     else:
         columns["rating"] = "rating"
-    pattern = "events-{YYYY}-{MM}-{DD}" if case == "spans" else "events-*"
+    pattern = "events-{YYYY}-{MM}-{DD}-*" if case == "spans" else "events-*"
     files = str(folder / f"{pattern}.{extension}")
     sides = {}
     for side, one, feature in (("items", "item", "genres"), ("users", "user", "age")):
@@ -151,6 +156,21 @@ def write_case(folder: Path, case: Case, rows: int) -> dict[str, Any]:
     interactions = {"files": files, "columns": columns, **rules}
     data = {"interactions": interactions, **sides, "eval_share": 0.1}
     return {"name": "engines", "root": str(folder / "root"), "data": data}
+
+
+def events(
+    random: np.random.Generator, n: int, n_users: int, n_items: int, first: int, end: int
+) -> pa.Table:
+    """Returns events from a time to before another in order, some without a user."""
+    users = texts("u", random.integers(0, n_users, n))
+    return pa.table(
+        {
+            "user": pc.if_else(pa.array(np.arange(n) % 500 == 0), "", users),
+            "item": texts("i", (random.random(n) ** 3 * n_items).astype(int)),
+            "time": np.sort(random.integers(first, end, n)),
+            "rating": random.integers(-1, 6, n).astype(float),
+        }
+    )
 
 
 def write(table: pa.Table, file: Path) -> None:
@@ -174,9 +194,7 @@ def started(engine: Name, folder: Path) -> Iterator[tuple[dict[str, Any], dict[s
         own = {**os.environ, "PATH": os.pathsep.join([path, os.environ["PATH"]])}
         subprocess.run([script, "start", folder], check=True, env=own, stdout=subprocess.DEVNULL)
         try:
-            lines = (folder / "pids").read_text().splitlines()
-            pids = {name: int(pid) for pid, name in map(str.split, lines)}
-            yield yaml.safe_load((folder / "beam.yaml").read_text()), pids
+            yield of_cluster(folder)
         finally:
             subprocess.run([script, "stop", folder], check=True, env=own)
         return
@@ -209,6 +227,13 @@ def started(engine: Name, folder: Path) -> Iterator[tuple[dict[str, Any], dict[s
         for process in processes.values():
             process.terminate()
             process.wait()
+
+
+def of_cluster(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Returns the config and the processes of a cluster that `deploy/*/local.sh` has started."""
+    lines = (folder / "pids").read_text().splitlines()
+    pids = {name: int(pid) for pid, name in map(str.split, lines)}
+    return yaml.safe_load((folder / "beam.yaml").read_text()), pids
 
 
 def _free_port() -> int:

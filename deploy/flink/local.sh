@@ -6,22 +6,23 @@
 #   deploy/flink/local.sh stop FOLDER
 #
 # FOLDER keeps jars and logs. Ports: JOB_PORT, REST_PORT, RPC_PORT, POOL_PORT; number of
-# TaskManagers: TASK_MANAGERS. `python` on PATH needs recsys with its extra `pipeline`.
+# TaskManagers: TASK_MANAGERS; ADDRESS of this machine for TaskManagers on others. `python` on PATH
+# needs recsys with its extra `pipeline`.
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../local_engine.sh"
 
-rest_port=${REST_PORT:-8081} task_managers=${TASK_MANAGERS:-2}
+rest_port=${REST_PORT:-8081} task_managers=${TASK_MANAGERS:-2} address=${ADDRESS:-localhost}
 rm -rf "$folder/tmp" # Flink would check the files of earlier jobs.
 mkdir -p "$folder/conf" "$folder/tmp"
 cat > "$folder/conf/config.yaml" << END
-jobmanager.rpc.address: localhost
+jobmanager.rpc.address: $address
 jobmanager.rpc.port: ${RPC_PORT:-6123}
-jobmanager.bind-host: localhost
+jobmanager.bind-host: $address
 jobmanager.memory.process.size: 1024m
 rest.port: $rest_port
 rest.bind-address: localhost
-taskmanager.host: localhost
-taskmanager.bind-host: localhost
+taskmanager.host: $address
+taskmanager.bind-host: $address
 # A slot of each TaskManager is used; the other one takes the work of a lost TaskManager.
 taskmanager.numberOfTaskSlots: 2
 cluster.evenly-spread-out-slots: true
