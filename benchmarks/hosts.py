@@ -1,29 +1,18 @@
-"""`python -m benchmarks.hosts`: do hosts on Ray send what is planned, and outlive each other?
+"""`python -m benchmarks.hosts`: do hosts on Ray send what is planned, and hold their share?
 
 Hosts are network namespaces of this machine, with addresses, names and links of their own; each
 has a raylet, and one more is the head of the cluster. It needs root and iproute2. First
 Training is launched by `launcher: {kind: ray}` on 1, 2, … hosts, with a batch of `--batch`
 and a group of negatives for each: the time of a step, the bytes that the links carry over those of
-the plan, with and without TCP's headers, and the input that the first host reads. Then it is
-disturbed, once for each of `--victims`:
+the plan, with and without TCP's headers, and the input that the first host reads.
 
-- `kill`: `kill -9` of the raylet; another node takes its place, and the bits must be those of the
-  undisturbed run;
-- `kill, fewer`: the same, but no node comes, and half of the hosts may go on;
-- `cut`: the cable is pulled for `--cut-s` seconds; the run must end with a sentence, and the same
-  command must end with the same bits.
-
-Last, with tables of `--users` and `--items` rows, it trains, evaluates over all hosts, exports on
+Then, with tables of `--users` and `--items` rows, it trains, evaluates over all hosts, exports on
 one, and trains again and loses a host, each in a memory cgroup: its limit is 0.6 × the tables with
 their slots, and what the same stage holds with tables of 2,000 rows. `--part steps` and `--part
 memory` do one of both. The lines:
 
 - `step, N hosts`; `wire / planned, N hosts`; `payload / planned, N hosts`: without the headers;
   `input, N hosts`: over what one reads of as many;
-- `kill N, noticed`: the seconds until the group ends; `kill N, left`: until no process of the
-  stage is left on host N; `kill N, same bits`;
-- `kill N, fewer, loss`: the largest relative difference of the losses;
-- `cut N, ended`: the seconds until the command ends with R388; `cut N, same bits`;
 - `training, memory` and so on: the most that a host held beyond small tables, over all tables
   with their slots; `peak_rss_mib` is all that it held.
 """
@@ -33,7 +22,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,19 +38,14 @@ from recsys.system.events import ENVIRONMENT_VARIABLE
 from recsys.system.process import last_json_line, stage_environment
 
 _LIMIT_S = 900.0
-_REPLACED_S = 60.0
-"""How long a replacement is waited for [s]."""
 _NUMBERS = (1, 2, 4, 8, 16, 32)
 _ROWS = 2000
-_ENDS = [0, 1]
 Part = StrEnum("Part", ["STEPS", "MEMORY"])
 _PARTS = [*Part]
 
 
 def main(
     hosts: Annotated[int, Option(help="How many.", min=2, max=64)] = 4,
-    victims: Annotated[list[int], Option(help="Hosts to disturb.")] = _ENDS,
-    cut_s: Annotated[float, Option(help="How long a link is cut [s].")] = 40.0,
     dim: Annotated[int, Option(help="Width of the tables [floats].")] = 64,
     batch: Annotated[int, Option(help="Examples of a host in a step.")] = 256,
     groups: Annotated[int, Option(help="Groups of negatives; 0: one for each host.")] = 0,
@@ -72,7 +56,7 @@ def main(
     wide: Annotated[int, Option(help="Width of the large tables [floats].")] = 512,
     part: Annotated[list[Part], Option(help="What to do.")] = _PARTS,
 ) -> None:
-    """Measures undisturbed runs, then disturbs some, and prints the lines."""
+    """Measures the parts, and prints the lines."""
     with tempfile.TemporaryDirectory() as name:
         folder, alone = Path(name), 0.0
         numbers = [*(n for n in _NUMBERS if n < hosts), hosts]
@@ -81,16 +65,15 @@ def main(
                 for n in numbers:
                     root = folder / str(n)
                     write_world(root, dim, batch * n, steps, every, groups or n)
-                    undisturbed, read = _undisturbed(root, network, n, every)
+                    read = _steps(root, network, n, every)
                     alone = alone or read
                     print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
-                _disturb(undisturbed, victims, cut_s, 2 * every)
         if Part.MEMORY in part:
             _limit(folder, hosts, (users, items), wide, batch * hosts, every)
 
 
-def _undisturbed(root: Path, network: RayHosts, n: int, every: int) -> tuple[RayTraining, float]:
-    """Returns a run that has ended, and what its first host read [bytes]; prints what it sent."""
+def _steps(root: Path, network: RayHosts, n: int, every: int) -> float:
+    """Trains, and prints what the hosts sent; returns what the first one read [bytes]."""
     training = RayTraining(root, "undisturbed", network, hosts=n)
     seconds, wire, payload = training.run(every, 3 * every)
     print_line("hosts", f"step, {n} hosts", [1e3 * seconds], "ms")
@@ -99,7 +82,7 @@ def _undisturbed(root: Path, network: RayHosts, n: int, every: int) -> tuple[Ray
         print_line("hosts", f"planned, {n} hosts", [sent / 1e3], "kB")
         print_line("hosts", f"wire / planned, {n} hosts", [wire / n / sent], "ratio")
         print_line("hosts", f"payload / planned, {n} hosts", [payload / n / sent], "ratio")
-    return training, training.summary["input_bytes_per_epoch"]
+    return float(training.summary["input_bytes_per_epoch"])
 
 
 def write_world(
@@ -137,45 +120,6 @@ def _sent(root: str, n: int) -> int:
     return total([*plan.sent])
 
 
-def _disturb(undisturbed: RayTraining, victims: Iterable[int], cut_s: float, step: int) -> None:
-    root, network = undisturbed.root, undisturbed.network
-    for victim in victims:
-        name = f"kill {victim}"
-        other = RayTraining(root, f"kill_{victim}", network, restarts=1)
-        _print_killed(name, other.lose(victim, step))
-        network.replace(victim)
-        _print_equal(name, other, undisturbed)
-
-        fewer = RayTraining(
-            root, f"fewer_{victim}", network,
-            restarts=1, min_hosts=network.head // 2, wait_s=_REPLACED_S,
-        )  # fmt: skip
-        _print_killed(f"{name}, fewer", fewer.lose(victim, step))
-        fewer.end()
-        network.replace(victim)
-        losses = [[point["loss"] for point in t.summary["curve"]] for t in (fewer, undisturbed)]
-        ours, theirs = map(np.asarray, losses)
-        print_line("hosts", f"{name}, fewer, loss", [np.abs(ours / theirs - 1).max()], "relative")
-
-        name = f"cut {victim}"
-        cut = RayTraining(root, f"cut_{victim}", network, restarts=0)
-        print_line("hosts", f"{name}, ended", [cut.cut(victim, step, cut_s)], "s")
-        network.replace(victim)
-        cut.start()
-        _print_equal(name, cut, undisturbed)
-
-
-def _print_killed(name: str, seconds: tuple[float, float]) -> None:
-    for what, s in zip(("noticed", "left"), seconds, strict=True):
-        print_line("hosts", f"{name}, {what}", [s], "s")
-
-
-def _print_equal(name: str, training: RayTraining, undisturbed: RayTraining) -> None:
-    training.end()
-    equal = float(training.weights() == undisturbed.weights())
-    print_line("hosts", f"{name}, same bits", [equal], "1 if so")
-
-
 def _limit(
     folder: Path, hosts: int, rows: tuple[int, int], dim: int, batch: int, every: int
 ) -> None:
@@ -204,9 +148,11 @@ def _peaks(root: Path, n: int, limit: int, killed_at: int = 0) -> Iterator[tuple
         if killed_at:
             other = RayTraining(root, "resumed", network, restarts=1)
             with network.peak() as most:
-                _print_killed("resuming", other.lose(1, killed_at))
+                other.lose(1, killed_at)
                 network.replace(1)
-                _print_equal("resuming", other, first)
+                other.end()
+            equal = float(other.weights() == first.weights())
+            print_line("hosts", "resuming, same bits", [equal], "1 if so")
             yield "resuming", most[0]
 
 
@@ -279,12 +225,8 @@ class RayTraining(Training):
         wire, payload = ((after[i] - before[i]) / n_steps for i in range(2))
         return seconds / n_steps, wire, payload
 
-    def lose(self, victim: int, step: int) -> tuple[float, float]:
-        """Kills the raylet of a host after a step.
-
-        Returns:
-            After how many seconds the group has ended, and the processes of the host.
-        """
+    def lose(self, victim: int, step: int) -> None:
+        """Kills the raylet of a host after a step; waits until its processes have ended."""
         self._wait_for(step)
         began, noticed, left = self.network.kill_raylet(victim), 0.0, 0.0
         while not (noticed and left):
@@ -294,20 +236,18 @@ class RayTraining(Training):
             if not left and not self.network.trains(victim):
                 left = now
             self._give_up_after(began)
-        return noticed, left
+        log(f"the group has ended after {noticed:.1f} s, the host's processes {left:.1f} s")
 
-    def cut(self, victim: int, step: int, cut_s: float) -> float:
-        """Cuts the link of a host after a step; returns after how many seconds the run ended."""
+    def cut(self, victim: int, step: int) -> None:
+        """Cuts the link of a host after a step, until the run has ended with R388."""
         self._wait_for(step)
         began = time.monotonic()
         self.network.cut(victim)
         self._running.wait(_LIMIT_S)
-        seconds = time.monotonic() - began
+        log(f"the run has ended after {time.monotonic() - began:.1f} s")
         if "[R388]" not in self._said().get("error", ""):
             raise SystemExit(self._log.read_text()[-3000:])
-        time.sleep(max(0.0, cut_s - seconds))
         self.network.mend(victim)
-        return seconds
 
     def evaluate(self) -> None:
         """Evaluates the model over all hosts."""

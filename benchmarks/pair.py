@@ -14,21 +14,22 @@ lines of a round:
 
 from __future__ import annotations
 
-import http.client
 import json
+import re
 import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import numpy as np
 from typer import Option
 
 from benchmarks.measure import call, print_line, run
-from benchmarks.serve import running
+from benchmarks.serve import Server, quantile, running
 
-_WARM_UP, _REQUESTS = 50, 1000
+_REQUESTS = 1000
 _BATCH, _GEMM = 1024, 2048
 _HISTORY, _EVENTS_OF_A_USER = 20, 20
 _GENRES, _BRANDS, _GENRES_OF_AN_ITEM = 20, 1000, 2
@@ -54,17 +55,27 @@ def main(
         case = f"items={items} candidates={candidates} dcn_v2"
         with running(folder, users, case) as server:
             server.wait_for(1)
-            asked = {"port": server.port, "n_users": users, "seconds": seconds}
-            rounds = [call(ask_server, **asked).result for _ in range(runs)]
+            server.ask(seconds=3)  # The first answers are slow.
+            n_late = late(server)
+            rounds = server.answers(runs, seconds=seconds, requests=_REQUESTS)
             for percent in (50, 99):
-                values = [float(np.percentile(one["times_ms"], percent)) for one in rounds]
+                values = [quantile(one["times_ms"], percent / 100) for one in rounds]
                 server.print(f"p{percent}", values, "ms", "pair")
-            server.print("late", [one["late"] for one in rounds], "answers", "pair")
+            server.print("late", [late(server) - n_late], "answers", "pair")
         batch = {"bundle": str(made), "n_users": users, "seconds": seconds}
         answered = [call(answer_batch, **batch).result for _ in range(runs)]
         rates = [one["users_per_s"] for one in answered]
         print_line("pair", f"batch {case}", rates, "users/s")
         print_line("pair", f"share of GEMM {case}", [one["share"] for one in answered], "")
+
+
+def late(server: Server) -> float:
+    """Returns how many lists so far were the retriever's, by the server's metrics."""
+    text = httpx.get(f"http://127.0.0.1:{server.port}/metrics").text
+    counts = re.findall(
+        r'^recsys_pair_lists_total\{.*order="(?:late|failed)".*\} (.*)$', text, re.M
+    )
+    return sum(map(float, counts))
 
 
 # --- in processes of their own
@@ -140,25 +151,6 @@ def write_ranker(pair: Path, data: Path, inputs: Any, candidates: int) -> None:
     arrays: dict[str, Any] = {**read, **scores, **raw}
     np.savez(folder / PROBE, **arrays)
     write_pair(folder, config)
-
-
-def ask_server(port: int, n_users: int, seconds: float) -> dict[str, Any]:
-    """Returns `times_ms` of the answers to one client, and the number of `late` ones."""
-    connection, rng = http.client.HTTPConnection("127.0.0.1", port), np.random.default_rng(0)
-    times, late, started = list[float](), 0, time.perf_counter()
-    while len(times) < _WARM_UP + _REQUESTS and time.perf_counter() < started + seconds:
-        user = f"u{rng.integers(1, n_users)}"
-        row = {"user_id": user, "history": [""], "exclude_seen": True}
-        body = json.dumps({"signature_name": "recommend", "instances": [row]})
-        before = time.perf_counter()
-        connection.request("POST", "/v1/models/world:predict", body)
-        answer = connection.getresponse()
-        content = answer.read()
-        times.append((time.perf_counter() - before) * 1e3)
-        if answer.status != 200:
-            raise RuntimeError(content[:500])
-        late += json.loads(content)["predictions"][0]["stage"] != "ranker"
-    return {"times_ms": times[_WARM_UP:], "late": late}
 
 
 def answer_batch(bundle: str, n_users: int, seconds: float) -> dict[str, float]:

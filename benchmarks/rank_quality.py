@@ -22,6 +22,7 @@ Peers run under `uv run --script`; `--peers fuxictr` needs a clone of github.com
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import functools
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import yaml
 from typer import Option
 
 from benchmarks import measure
@@ -174,8 +176,7 @@ def _peers(
         kinds.append(("LightGBM", "rank_lightgbm", {"statistics": False}))
         kinds.append(("LightGBM on statistics", "rank_lightgbm", {"statistics": True}))
     if "fuxictr" in peers:
-        options = [{"model": model, "source": str(fuxictr)} for model in ("DCNv2", "FinalMLP")]
-        kinds += [(f"FuxiCTR {of['model']}", "rank_fuxictr", of) for of in options]
+        kinds.append(("FuxiCTR DCNv2", "rank_fuxictr", {"source": str(fuxictr)}))
     folder = world.folder
     for who, script, more in kinds:
 
@@ -255,10 +256,13 @@ def films(source: Path, folder: Path, *, split: str) -> World:
         for one, f in catalogue.items()
     ]
     _write(folder / "items.csv", ["item", "title", "genres", "year"], films)
-    (folder / "ours.yaml").write_text(_FILMS)
-    (folder / "ours without histories.yaml").write_text(_FILMS + "model: {history: 0}\n")
-    with_statistics = _FILMS.replace(_HOUR, _STATISTICS + _HOUR) + _LIVE
-    (folder / "ours on statistics.yaml").write_text(with_statistics)
+    config, statistics = yaml.safe_load_all((Path(__file__).parent / "rank_films.yaml").read_text())
+    configs = {"ours": config, "ours without histories": {**config, "model": {"history": 0}}}
+    on_statistics = copy.deepcopy(config)
+    on_statistics["data"]["interactions"]["features"][1:1] = statistics
+    configs["ours on statistics"] = {**on_statistics, "evaluate": {"state": "live"}}
+    for name, of_name in configs.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(of_name))
     return World(RankCase(label, part, order, tokens), folder)
 
 
@@ -352,46 +356,5 @@ def _write(path: Path, names: Sequence[str], rows: Any) -> None:
 _PLACE = """\
       - {name: place, column: position, kind: category, context: true}
 """
-_HOUR = """\
-      - {name: hour, column: hour, kind: category, context: true}
-"""
-_STATISTICS = """\
-      - {name: user_rows, kind: count, by: user, as: dense, scale: log}
-      - {name: item_rows, kind: count, by: item, as: dense, scale: log}
-      - {name: genre_rows, kind: count, by: [user, genres], as: dense, scale: log}
-      - {name: user_rate, kind: mean, label: like, by: user, prior: 5, as: dense}
-      - {name: item_rate, kind: mean, label: like, by: item, prior: 5, as: dense}
-      - {name: genre_rate, kind: mean, label: like, by: [user, genres], prior: 5, as: dense}
-      - {name: last_likes, kind: last, label: like, length: 5}
-"""
-_LIVE = """\
-evaluate: {state: live}
-"""
-_FILMS = f"""\
-name: rank-quality
-root: run
-task: ranking
-data:
-  split: given
-  interactions:
-    files: events.csv
-    columns: {{user: user, item: item, timestamp: timestamp, rating: rating, part: part}}
-    train_parts: [train]
-    valid_parts: [valid]
-    history_events: all
-    labels: {{like: {{column: rating, at_least: 4}}}}
-    features:
-      - {{name: rated, column: rating, kind: category, outcome: true}}
-{_HOUR}\
-      - {{name: weekday, column: weekday, kind: category, context: true}}
-  items:
-    files: items.csv
-    columns: {{item: item, title: title}}
-    features:
-      - {{name: genres, column: genres, kind: categories}}
-      - {{name: words, column: title, kind: words, min_count: 3}}
-      - {{name: year, column: year, kind: category}}
-"""
-
 if __name__ == "__main__":
     measure.run(main)

@@ -3,8 +3,8 @@
 The workload, the same for all, in the shape of Criteo's: 26 tables of `rows` × 64, a batch of one
 id a table, Zipf(1.05) over all rows, and 13 numbers; layers 512-256-64 below and 512-512-256-1
 above the products of all pairs; binary cross-entropy. Tables are trained by row-wise Adagrad,
-layers by Adagrad. It prints the same lines as `benchmarks.embedding_step`; `--dense` measures only
-the layers, with rows that are no parameters. All have our settings of malloc.
+layers by Adagrad. It prints the same lines as `benchmarks.embedding_step`. All have our settings of
+malloc.
 
 `python -m benchmarks.rank_step curve` compares the losses with our tables and with
 `keras.layers.Embedding`, both with Adagrad and equal initial weights, on the same ids.
@@ -39,11 +39,10 @@ def main(
     seconds: Annotated[float, Option(help="A round's steps end after this time too.")] = 30.0,
     gpu: Annotated[bool, Option("--gpu", help="On the first GPU, not the CPU.")] = False,
     here: Annotated[bool, Option("--here", help="Peers in this environment.")] = False,
-    dense: Annotated[bool, Option("--dense", help="Without the tables.")] = False,
 ) -> None:
     """Measures all cases in turns and prints the lines; a peer that fails is left out."""
     keys = [Key(who, n) for n in rows for who in (OURS, *peers)]
-    case = {"dim": 64, "warmup": WARMUP, "steps": steps, "seconds": seconds, "dense": dense}
+    case = {"dim": 64, "warmup": WARMUP, "steps": steps, "seconds": seconds}
     setup = Setup(gpu, here, workload="dlrm", bench="rank_step")
     figures = Figures(setup, measure.gpu_name() if gpu else "")
     figures.measure_all(keys * rounds, case, batch, TABLES)

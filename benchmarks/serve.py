@@ -80,18 +80,10 @@ def make_bundle(out: Path, **sizes: int) -> Path:
 def measure_answers(server: Server, seconds: float, runs: int) -> float:
     """Prints times and rates; returns the requests of one user that are answered [1/s]."""
     server.ask(seconds=3)  # The first answers are slow.
-
-    def answered(clients: int, batch: int = 1) -> list[dict[str, Any]]:
-        load = {"seconds": seconds, "clients": clients, "batch": batch}
-        rounds = [server.ask(**load) for _ in range(runs)]
-        wrong = [a for a in rounds if set(a["statuses"]) != {"200"} or a["errors"]]
-        if wrong:
-            raise RuntimeError(f"not all was answered: {wrong[0]['statuses']} {wrong[0]['errors']}")
-        return rounds
-
-    single, many, large = answered(1), answered(_CLIENTS), answered(2, _BATCH)
+    loads = ({"clients": 1}, {"clients": _CLIENTS}, {"clients": 2, "batch": _BATCH})
+    single, many, large = (server.answers(runs, seconds=seconds, **load) for load in loads)
     for rounds, n, percent in ((single, 1, 50), (single, 1, 99), (many, _CLIENTS, 99)):
-        values = [_quantile(answers["times_ms"], percent / 100) for answers in rounds]
+        values = [quantile(answers["times_ms"], percent / 100) for answers in rounds]
         server.print(f"p{percent} batch=1 clients={n}", values, "ms")
     rates = [len(answers["times_ms"]) / answers["seconds"] for answers in many]
     server.print(f"rate batch=1 clients={_CLIENTS}", rates, "requests/s")
@@ -116,7 +108,7 @@ def measure_swaps(server: Server, swaps: int, least_requests: float) -> None:
         rounds.append(client.result())
         n_requests = sum(_n_requests(answers) for answers in rounds)
     n_failed = n_requests - sum(len(answers["times_ms"]) for answers in rounds)
-    times = [_quantile(answers["times_ms"], 0.99) for answers in rounds]
+    times = [quantile(answers["times_ms"], 0.99) for answers in rounds]
     server.print(f"swap failed of {n_requests} swaps={swaps}", [n_failed], "requests")
     server.print("swap p99", times, "ms")
 
@@ -131,10 +123,10 @@ def measure_overload(server: Server, rate: float, seconds: float) -> None:
     server.print(f"overload neither 200, 429 nor 503 {load}", [n_bad], "requests")
     for status, n in sorted(answers["statuses"].items()):
         server.print(f"overload {status} {load}", [n / answers["seconds"]], "requests/s")
-    p99 = _quantile(answers["times_ms"], 0.99)
+    p99 = quantile(answers["times_ms"], 0.99)
     server.print(f"overload p99 of 200 {load}", [p99], "ms")
     started = time.perf_counter()
-    while _quantile(server.ask(requests=50)["times_ms"], 0.5) > 3e3 / rate:
+    while quantile(server.ask(requests=50)["times_ms"], 0.5) > 3e3 / rate:
         pass
     server.print(f"overload recovered after {load}", [time.perf_counter() - started], "s")
     server.print(f"overload memory after/before {load}", [server.rss_mib() / before], "times")
@@ -144,7 +136,8 @@ def _n_requests(answers: dict[str, Any]) -> int:
     return sum(answers["statuses"].values()) + sum(answers["errors"].values())
 
 
-def _quantile(values: list[float], share: float) -> float:
+def quantile(values: list[float], share: float) -> float:
+    """Returns a quantile; infinity without values."""
     ordered = sorted(values) or [math.inf]
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
@@ -197,6 +190,14 @@ class Server:
     def ask(self, **load: float) -> dict[str, Any]:
         """Runs a client to its end; returns what `ask_server` does."""
         return self.start(**load).result()
+
+    def answers(self, runs: int, **load: float) -> list[dict[str, Any]]:
+        """Runs clients one after the other; raises an error unless all requests are answered."""
+        rounds = [self.ask(**load) for _ in range(runs)]
+        wrong = [a for a in rounds if set(a["statuses"]) != {"200"} or a["errors"]]
+        if wrong:
+            raise RuntimeError(f"not all was answered: {wrong[0]['statuses']} {wrong[0]['errors']}")
+        return rounds
 
 
 @contextlib.contextmanager

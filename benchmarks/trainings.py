@@ -56,11 +56,6 @@ class Training:
         """Returns the newest step that they name."""
         return max((event["done"] for event in self.events()), default=0)
 
-    def saved(self) -> int:
-        """Returns the step of the newest checkpoint."""
-        steps = (self.folder / "checkpoints").glob("*/last/*")
-        return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
-
     @property
     def summary(self) -> dict[str, Any]:
         """The output of the run."""

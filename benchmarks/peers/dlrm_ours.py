@@ -17,7 +17,7 @@ NAMES = [f"c{n}" for n in range(TABLES)]
 
 
 class DLRM(embedding.SparseModel):
-    """The layers over `embed`, from ids by name to rows; None: rows that are no weights."""
+    """The layers over `embed`, from ids by name to rows."""
 
     def __init__(self, embed: Any, dim: int) -> None:
         super().__init__()
@@ -31,10 +31,7 @@ class DLRM(embedding.SparseModel):
     def call(self, x: dict[str, Any]) -> Any:
         """Returns the logits `[batch]`."""
         bottom = self.bottom(x["numbers"])
-        if self.embed is None:
-            rows = [bottom * (1 + n / TABLES) for n in range(TABLES)]
-        else:
-            rows = list(self.embed({name: x[name] for name in NAMES}).values())
+        rows = list(self.embed({name: x[name] for name in NAMES}).values())
         pairs = self.pairs(ops.stack([bottom, *rows], axis=1))
         return self.out(self.top(ops.concatenate([bottom, pairs], axis=-1)))[:, 0]
 
@@ -76,14 +73,13 @@ def fit(model: keras.Model, clock: StepClock) -> None:
     model.fit(batches(), epochs=1, verbose=0, callbacks=[clock.callback(keras)])
 
 
-def measure(devices: int, dense: bool, **case: Any) -> dict[str, Any]:
+def measure(devices: int, **case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose other fields `StepClock` takes."""
     clock = StepClock(**case)
     assert keras.distribution.get_device_count() == devices  # noqa: S101
-    optimizer = embedding.RowWiseAdagrad(LEARNING_RATE)
-    embed = None if dense else sharded_tables(clock.rows, clock.dim, optimizer)
+    embed = sharded_tables(clock.rows, clock.dim, embedding.RowWiseAdagrad(LEARNING_RATE))
     fit(DLRM(embed, clock.dim), clock)
-    variables = [] if embed is None else [v for t in embed.tables for v in t.variables_by_row]
+    variables = [v for table in embed.tables for v in table.variables_by_row]
     return clock.report(sum(int(v.value.nbytes) for v in variables), ["keras", "jax"])
 
 

@@ -25,11 +25,9 @@ class Layers(nn.Module):
         self.top = nn.Sequential(_mlp(dim + n * (n - 1) // 2, TOP), nn.Linear(TOP[-1], 1))
         self.register_buffer("pairs", torch.tril_indices(n, n, offset=-1))
 
-    def forward(self, rows: torch.Tensor | None, numbers: torch.Tensor) -> torch.Tensor:
-        """Returns the logits `[batch]`; without rows, of rows that are no weights."""
+    def forward(self, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns the logits `[batch]`."""
         bottom = self.bottom(numbers)
-        if rows is None:
-            rows = torch.stack([bottom * (1 + n / TABLES) for n in range(TABLES)], 1)
         vectors = torch.cat([bottom[:, None], rows], 1)
         square = torch.bmm(vectors, vectors.transpose(1, 2))
         pairs = square[:, self.pairs[0], self.pairs[1]]
@@ -44,20 +42,19 @@ def _mlp(width: int, widths: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def main(device: str, dense: bool, **case: Any) -> dict[str, Any]:
+def main(device: str, **case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose other fields `StepClock` takes."""
     clock, loss_of = StepClock(**case), nn.BCEWithLogitsLoss()
-    tables = [] if dense else [table(clock.rows, clock.dim, device) for _ in range(TABLES)]
+    tables = [table(clock.rows, clock.dim, device) for _ in range(TABLES)]
     layers = Layers(clock.dim).to(device)
-    optimizers = [torch.optim.Adagrad(layers.parameters(), lr=LEARNING_RATE)]
-    if tables:
-        weights = [of.weight for of in tables]
-        optimizers.append(torch.optim.Adagrad(weights, lr=LEARNING_RATE, foreach=False))
+    optimizers = [
+        torch.optim.Adagrad(layers.parameters(), lr=LEARNING_RATE),
+        torch.optim.Adagrad([of.weight for of in tables], lr=LEARNING_RATE, foreach=False),
+    ]
     for ids, numbers, label in examples(clock):
         places, numbers, label = (torch.from_numpy(of).to(device) for of in (ids, numbers, label))
-        rows = [of(place) for of, place in zip(tables, places, strict=True)] if tables else []
-        logits = layers(torch.stack(rows, 1) if rows else None, numbers)
-        loss = loss_of(logits, label)
+        rows = torch.stack([of(place) for of, place in zip(tables, places, strict=True)], 1)
+        loss = loss_of(layers(rows, numbers), label)
         clock.tick(step(loss, *optimizers))
     return clock.report(clock.adagrad_bytes(), ["torch"])
 

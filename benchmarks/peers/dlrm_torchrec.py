@@ -20,18 +20,17 @@ from benchmarks.peers.two_tower_torch import step
 from benchmarks.peers.two_tower_torchrec import fused_tables
 
 
-def main(dense: bool, **case: Any) -> dict[str, Any]:
+def main(**case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose other fields `StepClock` takes."""
     clock, loss_of = StepClock(**case), nn.BCEWithLogitsLoss()
-    tables = None if dense else fused_tables(TABLES, clock, LEARNING_RATE)
+    tables = fused_tables(TABLES, clock, LEARNING_RATE)
     layers = Layers(clock.dim)
     optimizer = torch.optim.Adagrad(layers.parameters(), lr=LEARNING_RATE)
     for ids, numbers, label in examples(clock):
-        places, rows, n = torch.from_numpy(ids.astype("int64")), None, ids.shape[1]
-        if tables is not None:
-            rows = tables(places.view(-1), torch.arange(TABLES * n + 1))
-            rows = rows.view(n, TABLES, clock.dim)
-        loss = loss_of(layers(rows, torch.from_numpy(numbers)), torch.from_numpy(label))
+        places, n = torch.from_numpy(ids.astype("int64")), ids.shape[1]
+        rows = tables(places.view(-1), torch.arange(TABLES * n + 1))
+        logits = layers(rows.view(n, TABLES, clock.dim), torch.from_numpy(numbers))
+        loss = loss_of(logits, torch.from_numpy(label))
         clock.tick(step(loss, optimizer))
     return clock.report(row_wise_bytes(clock), ["torch", "fbgemm-gpu-cpu", "torchrec"])
 

@@ -5,7 +5,7 @@
 #   "pyarrow", "pyyaml", "scipy", "keras_preprocessing",
 # ]
 # ///
-"""FuxiCTR's DCNv2 and FinalMLP, whose code is in a clone of its repository."""
+"""FuxiCTR's DCNv2, whose code is in a clone of its repository."""
 
 import copy
 import itertools
@@ -64,31 +64,22 @@ def feature_map(case: RankCase, folder: str) -> Any:
     return features
 
 
-def build(
-    model: str, features: Any, folder: str, regularizer: float, dropout: float, patience: int
-) -> Any:
-    """Returns a model of the zoo; with `patience` 0 it keeps its last weights."""
+def build(features: Any, folder: str, regularizer: float, dropout: float, patience: int) -> Any:
+    """Returns the model; with `patience` 0 it keeps its last weights."""
+    from DCNv2.src.DCNv2 import DCNv2
+
     options: dict[str, Any] = {
         "feature_map": features, "optimizer": "adam", "loss": "binary_crossentropy",
         "learning_rate": 1e-3, "embedding_dim": 16, "embedding_regularizer": regularizer,
         "metrics": ["logloss"], "monitor": {"logloss": 1}, "monitor_mode": "min", "verbose": 0,
-        "model_root": folder, "model_id": model, "early_stop_patience": patience or 99,
+        "model_root": folder, "model_id": "DCNv2", "early_stop_patience": patience or 99,
         "save_best_only": bool(patience), "reduce_lr_on_plateau": bool(patience),
     }  # fmt: skip
-    if model == "DCNv2":
-        from DCNv2.src.DCNv2 import DCNv2
-
-        dnn = {"parallel_dnn_hidden_units": WIDTHS, "net_dropout": dropout}
-        return DCNv2(**options, **dnn, model_structure="parallel", num_cross_layers=3)
-    from FinalMLP.src.FinalMLP import FinalMLP
-
-    widths = {"mlp1_hidden_units": WIDTHS, "mlp2_hidden_units": WIDTHS}
-    drops = {"mlp1_dropout": dropout, "mlp2_dropout": dropout}
-    context = {"fs1_context": ["user"], "fs2_context": ["item"]}
-    return FinalMLP(**options, **widths, **drops, **context)
+    dnn = {"parallel_dnn_hidden_units": WIDTHS, "net_dropout": dropout}
+    return DCNv2(**options, **dnn, model_structure="parallel", num_cross_layers=3)
 
 
-def main(case: str, out: str, seed: int, model: str, source: str) -> dict[str, Any]:
+def main(case: str, out: str, seed: int, source: str) -> dict[str, Any]:
     """Writes the probability of each row, of the settings that the valid part chose."""
     sys.path[:0] = [source, f"{source}/model_zoo"]
     from fuxictr.pytorch.torch_utils import seed_everything
@@ -101,7 +92,7 @@ def main(case: str, out: str, seed: int, model: str, source: str) -> dict[str, A
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "case").mkdir()
             seed_everything(seed)
-            of = build(model, feature_map(rows, folder), folder, *settings, patience=patience)
+            of = build(feature_map(rows, folder), folder, *settings, patience=patience)
             of.fit(on.shuffled(), epochs=epochs, validation_data=valid)
             return of
 
