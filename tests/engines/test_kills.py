@@ -67,7 +67,7 @@ def reading(config, folder, start):
     words = ["benchmarks.measure", "benchmarks.ingest_engines", "ingested", arguments]
     driver = start([sys.executable, "-m", *words], cwd=ROOT, start_new_session=True)
     try:
-        wait_for((folder / "reached").exists, 120)
+        wait_for((folder / "reached").exists, 300)
         yield driver
     finally:
         driver.kill()
@@ -124,12 +124,11 @@ def test_a_taskmanager_whose_link_is_down_for_a_minute(read, flink_folder, confi
         os.kill(pids["taskmanager-2"], signal.SIGTERM)
         with (tmp_path / "host-1.log").open("w") as log:
             output = {"stdout": log, "stderr": log}
-            here = (
-                f"taskmanager.host={hosts.address(1)}",
-                f"taskmanager.bind-host={hosts.address(1)}",
-            )
-            start(1, [*manager, "-D", here[0], "-D", here[1]], **output)
             start(1, [sys.executable, *pool[1:]], **output)
+            wait_for(lambda: "worker pool at" in Path(log.name).read_text(), 300)
+            keys = "taskmanager.host", "taskmanager.bind-host"
+            here = [word for key in keys for word in ("-D", f"{key}={hosts.address(1)}")]
+            start(1, [*manager, *here], **output)
 
         def is_registered():
             text = "from urllib.request import *; print(urlopen(URL).read())"
