@@ -29,6 +29,17 @@ CONFIG: Mapping[str, str] = {
     "train.loss.decoupled": "Remove it.",
     "train.loss=bilateral_softmax": "Write sampled_softmax.",
     "train.loss=cosine_contrastive": "Write sampled_softmax.",
+    **{
+        f"data.{side}.features.*.{option}": cure
+        for side in ("interactions", "items", "users")
+        for option, cure in (
+            ("as=piecewise", "Write as: buckets, or as: dense."),
+            ("scale=normal", "Write scale: log, or as: buckets."),
+        )
+    },
+    "train.validation.like=popular": "Write like: random; or name a part that is drawn like the"
+    " test part by data.interactions.valid_parts or valid_files.",
+    "train.validation.popularity": "Remove it: validation draws uniformly.",
 }
 """Cure by path of a key, `a.b`, or of a value, `a.b=name`.
 

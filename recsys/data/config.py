@@ -238,18 +238,14 @@ _MONITORED = rf"^((recall|ndcg)@[1-9][0-9]*|{'|'.join(MONITORED[2:])})$"
 class ValidationConfig(Strict):
     """Validation during training, on training positives that are held back."""
 
-    like: Literal["newest", "last", "random", "popular", "given"] | None = None
+    like: Literal["newest", "last", "random", "given"] | None = None
     """How validation positives are drawn, which should match the test part. `newest`: the newest of
-    all; `last`: the last of each user; `random`: a random share of each user's; `popular`: the
-    same, preferring popular items; `given`: marked by `interactions.valid_parts` or `valid_files`.
-    `null`: follows `data.split`."""
+    all; `last`: the last of each user; `random`: a random share of each user's; `given`: marked by
+    `interactions.valid_parts` or `valid_files`. `null`: follows `data.split`."""
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """Share of the training positives that `newest`, `random` and `popular` hold back [0..1]."""
+    """Share of the training positives that `newest` and `random` hold back [0..1]."""
     last: PositiveInt = 1
     """Number of events of each user that `last` holds back; the first event is always kept."""
-    popularity: Annotated[float, Field(ge=-8.0, le=8.0)] | None = None
-    """Exponent of an item's training positives in the probability of its events, for `popular`; 0
-    equals `random`. `null`: estimated from the marked validation part."""
     metric: Annotated[str, Field(pattern=_MONITORED)] = "recall@10"
     """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`; for ranking `log_loss`, its default,
     `roc_auc`, `gauc` or, if the first label is an amount, `squared_error`."""
@@ -271,8 +267,6 @@ class ValidationConfig(Strict):
 
     @model_validator(mode="after")
     def _draw_is_whole(self) -> Self:
-        if self.popularity is not None and self.like != "popular":
-            raise ValueError("popularity can only be set with like: popular")
         if self.last > 1 and self.like not in (None, "last"):
             raise ValueError(f"last can only be set with like: last; received like: {self.like}")
         return self

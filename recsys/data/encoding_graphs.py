@@ -15,10 +15,6 @@ def encode_number(options: NumberOptions, x: tf.Tensor, learned: Mapping[str, An
     """Returns numbers `[n]` as token rows `[n]` int64, or as `[n, options.floats]` float32."""
     if options.as_ == "buckets":
         return buckets(x, learned["bound"])
-    if options.as_ == "piecewise":
-        return _with_known(_piecewise(x[:, None], learned["edge"]), x)
-    if options.scale == "normal":
-        return _with_known(_normal(x, learned["bound"])[:, None], x)
     deviation = learned["deviation"]
     z = (scaled(x, options) - learned["mean"]) / tf.where(deviation > 0, deviation, 1.0)
     return _with_known(z[:, None], x)
@@ -44,29 +40,6 @@ def scaled(x: tf.Tensor, options: NumberOptions) -> tf.Tensor:
     """Returns numbers as float64, or their logarithms."""
     x = tf.cast(x, tf.float64)
     return tf.sign(x) * tf.math.log1p(tf.abs(x)) if options.scale == "log" else x
-
-
-def _normal(x: tf.Tensor, bounds: Any) -> tf.Tensor:
-    n = tf.size(bounds)
-    low, high = (tf.searchsorted(bounds, x, side) for side in ("left", "right"))
-    x, bounds = tf.cast(x, tf.float64), tf.cast(bounds, tf.float64)
-    before = tf.gather(bounds, tf.maximum(low - 1, 0))
-    after = tf.gather(bounds, tf.minimum(low, n - 1))
-    step = after - before
-    inside = tf.where(step > 0, (x - before) / tf.where(step > 0, step, 1.0), 0.0)
-    places, last = tf.cast(low, tf.float64), tf.cast(n, tf.float64)
-    middle = tf.cast(low + 1 + high, tf.float64) / 2.0
-    rank = tf.where(low < high, middle, tf.clip_by_value(places + inside, 1.0, last))
-    return tf.math.ndtri(rank / (last + 1.0))
-
-
-def _piecewise(x: tf.Tensor, edges: Any) -> tf.Tensor:
-    lower, upper = edges[:-1], edges[1:]
-    step, n = upper - lower, tf.size(lower)
-    inside = (x - lower) / tf.where(step > 0, step, 1.0)
-    inside = tf.where(step > 0, inside, tf.cast(x >= upper, tf.float32))
-    inside = tf.where((x < lower) & (tf.range(n) > 0), 0.0, inside)
-    return tf.where((x >= upper) & (tf.range(n) < n - 1), 1.0, inside)
 
 
 def _with_known(encoded: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -17,10 +17,8 @@ from recsys.data.hashes import mix
 
 Learned = Mapping[str, np.ndarray]
 """Properties of the training data: `bound` of the quantile buckets, all but the first `[n - 1]`;
-`edge`, the same with the lowest and highest number `[n + 1]`; or `mean` and `deviation` `[1]`."""
+or `mean` and `deviation` `[1]`."""
 
-NORMAL_BUCKETS = 1000
-"""Number of quantile buckets from which `scale: normal` interpolates ranks."""
 STEP = 0x9E3779B97F4A7C15
 """Increment of SplitMix64, between the tokens of a cross."""
 
@@ -35,12 +33,6 @@ def learn_number(options: NumberOptions, values: np.ndarray, counts: np.ndarray)
     """
     if options.as_ == "buckets":
         return {"bound": quantiles(values, counts, options.buckets)}
-    if options.as_ == "piecewise":
-        ends = values[[0, -1]] if len(values) else np.zeros(2, np.float32)
-        inner = quantiles(values, counts, options.buckets)
-        return {"edge": np.concatenate([ends[:1], inner, ends[1:]])}
-    if options.scale == "normal":
-        return {"bound": quantiles(values, counts, NORMAL_BUCKETS)}
     scaled = _scaled(values, options)
     mean = np.average(scaled, weights=counts) if len(values) else 0.0
     variance = np.average((scaled - mean) ** 2, weights=counts) if len(values) else 0.0
@@ -66,10 +58,6 @@ def encode_number(options: NumberOptions, x: np.ndarray, learned: Learned) -> np
     """
     if options.as_ == "buckets":
         return buckets(x, learned["bound"])
-    if options.as_ == "piecewise":
-        return _with_known(_piecewise(x[:, None], learned["edge"]), x)
-    if options.scale == "normal":
-        return _with_known(_normal(x, learned["bound"])[:, None], x)
     deviation = learned["deviation"]
     z = (_scaled(x, options) - learned["mean"]) / np.where(deviation > 0, deviation, 1.0)
     return _with_known(z[:, None], x)
@@ -95,36 +83,6 @@ def buckets(x: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 def _scaled(x: np.ndarray, options: NumberOptions) -> np.ndarray:
     x = x.astype(np.float64)
     return np.sign(x) * np.log1p(np.abs(x)) if options.scale == "log" else x
-
-
-def _normal(x: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Returns the normal deviates of the ranks of `x` `[n]`, interpolated between `bounds`.
-
-    Equal numbers have the middle of their ranks. Ranks are clipped at the first and last bound.
-    """
-    from scipy.special import ndtri
-
-    n = len(bounds)
-    low, high = (np.searchsorted(bounds, x, side) for side in ("left", "right"))
-    x, bounds = x.astype(np.float64), bounds.astype(np.float64)
-    before, after = bounds[np.maximum(low - 1, 0)], bounds[np.minimum(low, n - 1)]
-    inside = (x - before) / np.where(after > before, after - before, 1.0)
-    between = np.clip(low + np.where(after > before, inside, 0.0), 1.0, n)
-    rank = np.where(low < high, (low + 1 + high) / 2, between)
-    return ndtri(rank / (n + 1))
-
-
-def _piecewise(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Returns the encoding `[n, buckets]` float32 of `x` `[n, 1]`.
-
-    A bucket without width counts as below a number that isn't less than it.
-    """
-    lower, upper = edges[:-1], edges[1:]
-    step, place = upper - lower, np.arange(len(lower))
-    inside = (x - lower) / np.where(step > 0, step, np.float32(1))
-    inside = np.where(step > 0, inside, (x >= upper).astype(np.float32))
-    inside = np.where((x < lower) & (place > 0), np.float32(0), inside)
-    return np.where((x >= upper) & (place < len(lower) - 1), np.float32(1), inside)
 
 
 def _with_known(encoded: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -18,14 +18,12 @@ class NumberOptions(Strict):
 
     buckets: Annotated[int, Field(ge=2)] = 10
     """Number of quantile buckets."""
-    as_: Literal["buckets", "dense", "piecewise"] = Field(default="buckets", alias="as")
-    """`buckets`: the embedding of its quantile bucket; `dense`: the scaled number, 2 floats;
-    `piecewise`: the share of each quantile bucket that lies below it, `buckets` + 1 floats
-    (Gorishniy et al., "On Embeddings for Numerical Features", NeurIPS 2022, equation 1). The last
-    float is 1 if the number is known, and 0 if it is missing; then all are 0."""
-    scale: Literal["standard", "log", "normal"] = "standard"
+    as_: Literal["buckets", "dense"] = Field(default="buckets", alias="as")
+    """`buckets`: the embedding of its quantile bucket; `dense`: the scaled number, and 1 if it is
+    known; both are 0 if it is missing."""
+    scale: Literal["standard", "log"] = "standard"
     """Scale of a `dense` number. `standard`: mean 0 and variance 1; `log`: the same of its
-    logarithm, sign(x) ln(1 + |x|); `normal`: the normal deviate of its rank."""
+    logarithm, sign(x) ln(1 + |x|)."""
 
     @model_validator(mode="after")
     def _scale_is_used(self) -> Self:
@@ -36,7 +34,7 @@ class NumberOptions(Strict):
     @property
     def floats(self) -> int:
         """Number of float32 values; 0 for buckets."""
-        return {"buckets": 0, "dense": 2, "piecewise": self.buckets + 1}[self.as_]
+        return 2 if self.as_ == "dense" else 0
 
 
 class VectorOptions(Strict):

@@ -194,7 +194,6 @@ class TokenFeature(Feature, abc.ABC):
         return ["", *known] if self.has_vocabulary else None
 
 
-@registry.register_feature("category")
 class CategoryFeature(TokenFeature):
     """The whole value is one token."""
 
@@ -217,7 +216,6 @@ class BagFeature(TokenFeature):
         return self.max_tokens
 
 
-@registry.register_feature("categories")
 class CategoriesFeature(BagFeature):
     """A list, or text that is split at a separator."""
 
@@ -241,7 +239,6 @@ class CategoriesFeature(BagFeature):
         return column.flatten()
 
 
-@registry.register_feature("words")
 class WordsFeature(BagFeature):
     """The lower-cased words of a text, without web addresses."""
 
@@ -274,7 +271,6 @@ class BucketFeature(Feature):
         return ["", *(f"bucket {n} of {self.buckets}" for n in range(1, self.buckets + 1))]
 
 
-@registry.register_feature("number")
 class NumberFeature(NumberOptions, BucketFeature):
     """A number: its quantile bucket, or as floats."""
 
@@ -303,7 +299,6 @@ class NumberFeature(NumberOptions, BucketFeature):
         return None if self.floats else super().token_names(known)
 
 
-@registry.register_feature("vector")
 class VectorFeature(VectorOptions, Feature):
     """A list of numbers."""
 
@@ -321,7 +316,6 @@ class VectorFeature(VectorOptions, Feature):
         return feature_graph.vectors(values, self.length)
 
 
-@registry.register_feature("cross")
 class CrossFeature(CrossOptions, Feature):
     """A pair of the tokens of other features, hashed to a row."""
 
@@ -343,7 +337,6 @@ class CrossFeature(CrossOptions, Feature):
         return feature_graph.crossed_rows(values, len(self.of), self.hash_buckets)
 
 
-@registry.register_feature("date")
 class DateFeature(BucketFeature):
     """The quantile bucket of the day, and the month."""
 

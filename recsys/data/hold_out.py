@@ -5,7 +5,7 @@ optimise a different task. The draws only read training positives.
 
 newest_share   events after a point in time, like a split by time
 last_events    the last events of each user, like `last_out`
-random_share   a share of each user's events, uniform or by popularity
+random_share   a share of each user's events
 given_part     events that the data mark
 
 A kept event has a number, 0 … n - 1, and an index in the log. Without a hold-out the two are the
@@ -29,14 +29,13 @@ from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import ranges, run_starts
 
-Draw = Literal["newest", "last", "random", "popular", "given"]
+Draw = Literal["newest", "last", "random", "given"]
 """How events are chosen, as in `train.validation.like`."""
-ONE_QUERY_PER_USER: tuple[Draw, ...] = ("random", "popular", "given")
+ONE_QUERY_PER_USER: tuple[Draw, ...] = ("random", "given")
 """Draws whose events aren't newer than the kept ones: one query per user covers all of them."""
 
 _SEED = (0, 2)
 _SALT = np.uint64(2)
-_STEEPEST, _HALVINGS = 8.0, 40
 _MOST = 0.75
 
 
@@ -58,17 +57,15 @@ def draw_of(events: EventLog, config: ValidationConfig, split: SplitRule) -> Dra
         raise UsageError(
             "R337",
             "train.validation.like: last needs events that have an order.",
-            "Set train.validation.like to random or popular, or leave it out.",
+            "Set train.validation.like to random, or leave it out.",
             split.text,
         )
-    is_estimated = config.like == "popular" and config.popularity is None
-    if (config.like == "given" or is_estimated) and events.valid is None:
+    if config.like == "given" and events.valid is None:
         raise UsageError(
             "R337",
-            f"train.validation.like: {config.like} needs a part that the data name for validation.",
+            "train.validation.like: given needs a part that the data name for validation.",
             "Name it by data.interactions.valid_parts or valid_files, and ingest again;"
-            " or set train.validation.like to another draw"
-            + (", or train.validation.popularity to a power." if is_estimated else "."),
+            " or set train.validation.like to another draw.",
             split.text,
         )
     return config.like
@@ -132,12 +129,7 @@ def held_back(events: EventLog, config: ValidationConfig, draw: Draw) -> np.ndar
         return newest_share(events, config.share)
     if draw == "last":
         return last_events(events, config.last)
-    if draw == "given":
-        return given_part(events)
-    power = config.popularity or 0.0
-    if draw == "popular" and config.popularity is None:
-        power = popularity_exponent(events, given_part(events))
-    return random_share(events, config.share, power)
+    return given_part(events) if draw == "given" else random_share(events, config.share)
 
 
 # --- the newest
@@ -196,52 +188,39 @@ def last_events(events: EventLog, n: int = 1) -> np.ndarray:
     return ranges(offsets[1:] - n_held, n_held)
 
 
-def random_share(events: EventLog, share: float, power: float = 0.0) -> np.ndarray:
+def random_share(events: EventLog, share: float) -> np.ndarray:
     """Returns the indices of a random share of each user's events.
 
-    An event of a user with n events is held back with probability `share · n · w / Σ w`,
-    at most 1. Its weight is w = c^`power` for an item with c events, and Σ is over the user's
-    events. So power 0 is uniform, and a positive power prefers popular items. The draw is a
-    hash of user and item, so events with the same item go together. Each user keeps at least
-    one event.
+    The draw is a hash of user and item, so events with the same item go together. Each user keeps
+    at least one event.
 
     Args:
         events: The training positives.
         share: Mean share of a user's events that is held back (0..1).
-        power: Exponent of popularity; items that share a row count as one.
 
     Returns:
         Indices in the log `[h]` int64, ascending.
     """
-    weights = np.maximum(events.item_row.counts(), 1.0) ** power if power else None
     parts = [np.zeros(0, np.int64)]
     first_user = 0
     for shard, start in zip(events.shards, events.item_row.starts, strict=False):
-        is_held = _drawn_of_users(shard, first_user, share, weights)
-        parts.append(np.flatnonzero(is_held) + start)
+        parts.append(np.flatnonzero(_drawn_of_users(shard, first_user, share)) + start)
         first_user += len(shard.offsets) - 1
     return np.concatenate(parts)
 
 
-def _drawn_of_users(
-    shard: EventShard, first_user: int, share: float, weights: np.ndarray | None
-) -> np.ndarray:
+def _drawn_of_users(shard: EventShard, first_user: int, share: float) -> np.ndarray:
     """Returns which events of a shard are drawn `[n]` bool.
 
     Args:
         shard: The events.
         first_user: Index of its first user in the log.
         share: Share of a user's events.
-        weights: Weight of each item row `[item rows]`; None: uniform.
     """
     lengths = np.diff(shard.offsets)
     user = np.repeat(np.arange(len(lengths)), lengths)
     mixed = mix(mix(_SALT + (user + first_user).astype(np.uint64)) ^ shard.item_row.view(np.uint32))
     draw = mixed / 2.0**64
-    if weights is not None:
-        weight = weights[shard.item_row]
-        totals = np.bincount(user, weight, len(lengths))
-        draw /= weight * (lengths / np.maximum(totals, 1e-300))[user]
     is_held = draw < share
     # A user who would have no event left keeps the one with the highest draw.
     is_whole = (np.bincount(user[is_held], minlength=len(lengths)) == lengths)[user]
@@ -249,39 +228,6 @@ def _drawn_of_users(
     np.maximum.at(highest, user[is_whole], draw[is_whole])
     is_held[is_whole & (draw == highest[user])] = False
     return is_held
-
-
-def popularity_exponent(events: EventLog, held: np.ndarray) -> float:
-    """Returns the exponent of popularity with which a part of the training positives was drawn.
-
-    This is the exponent at which a draw of `random_share` has, on average, the same sum of log
-    counts as the part. The sum grows with the exponent, so it is found by bisection. The part
-    must be one that may be inspected: events that the data mark for validation, never the test
-    part.
-
-    Args:
-        events: The training positives.
-        held: Indices of the part `[h]`, ascending.
-
-    Returns:
-        The exponent, between -8 and 8; about 0 for a part that was drawn uniformly.
-    """
-    log_count = np.log(np.maximum(events.item_row.counts(), 1))
-    x, offsets = log_count[np.asarray(events.item_row)], events.offsets
-    lengths = np.diff(offsets)
-    user = np.repeat(np.arange(len(lengths)), lengths)
-    n_held, sum_held = np.bincount(user[held], minlength=len(lengths)), x[held].sum()
-    low, high = -_STEEPEST, _STEEPEST
-    for _ in range(_HALVINGS):
-        power = (low + high) / 2
-        weight = np.exp(power * (x - log_count.max()))
-        totals, sums = (np.bincount(user, w, len(lengths)) for w in (weight, weight * x))
-        is_drawn = n_held > 0
-        if (n_held * sums)[is_drawn] @ (1 / totals[is_drawn]) < sum_held:
-            low = power
-        else:
-            high = power
-    return round((low + high) / 2, 6)
 
 
 # --- marked by the data

@@ -127,6 +127,7 @@ _UNUSED: dict[str, dict[str, Any]] = {
     "train": {
         "hard_negatives": {"count": 0, "pool": 50, "skip": 5, "guard": 0.95, "after_epochs": 1}
     },
+    "validation": {"popularity": None},
     "loss": {"decoupled": False},
     "pooling": {"fact_dropout": 0.1, "event_weight": False, "event_kind": False},
 }

@@ -3,11 +3,13 @@
 import pytest
 from commands import run_main
 from places import ROOT
+from pydantic import ValidationError
 
 from recsys import stages
-from recsys.config import removed
+from recsys.config import TrainConfig, ValidationConfig, removed
 from recsys.config.load import load_config
 from recsys.errors import ConfigError, UsageError
+from recsys.registry.file_option import read_in_folder
 from recsys.stages import evaluate as evaluation
 from recsys.stages import train
 
@@ -39,6 +41,16 @@ def test_a_removed_value_is_found_as_a_name_and_as_a_type(monkeypatch, shape):
     monkeypatch.setattr(removed, "CONFIG", {"parts.*.shape=cube": "Write shape: ball."})
     with pytest.raises(ConfigError, match="Write shape: ball"):
         load_config(CONFIG, [f"parts=[{shape}]"])
+
+
+def test_a_model_folder_of_the_version_before_may_have_removed_keys(tmp_path):
+    train_config = TrainConfig(validation=ValidationConfig(share=0.2))
+    fields = train_config.model_dump(mode="json")
+    fields["validation"]["popularity"] = None
+    assert read_in_folder(TrainConfig, fields, tmp_path) == train_config
+    fields["validation"]["share"] = "all"
+    with pytest.raises(ValidationError, match="share"):
+        read_in_folder(TrainConfig, fields, tmp_path)
 
 
 @pytest.mark.parametrize("words", stages.COMMAND_LINE)

@@ -59,7 +59,6 @@ def test_a_feature_says_what_the_model_needs(kind, options, width, rows):
     ("kind", "options", "floats"),
     [
         ("number", {"as": "dense"}, 2),
-        ("number", {"as": "piecewise", "buckets": 4}, 5),
         ("vector", {"width": 7}, 8),
     ],
 )

@@ -1,6 +1,5 @@
 """Numbers, vectors and crosses as inputs of a model, against formulas of their own."""
 
-import itertools
 import json
 import re
 
@@ -9,7 +8,6 @@ import pyarrow as pa
 import pytest
 from on_tensorflow import run_on_tensorflow
 from places import SUPPORT
-from scipy import stats
 
 from recsys.data.config import read_event_feature, write_event_feature
 from recsys.data.event_features import (
@@ -22,8 +20,6 @@ from recsys.data.event_features import (
 AS = {
     "dense": {"as": "dense"},
     "log": {"as": "dense", "scale": "log"},
-    "normal": {"as": "dense", "scale": "normal"},
-    "piecewise": {"as": "piecewise", "buckets": 4},
 }
 NUMBERS = [3.0, -7.5, 0.0, 0.0, 0.0, 1e6, 12.25, None, 88.0, 0.5, 12.25]
 
@@ -53,31 +49,6 @@ def test_a_dense_number_is_standardised_and_says_if_it_is_known(scale):
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-5, atol=1e-6)
     assert found[:, 1].tolist() == [float(n is not None) for n in NUMBERS]
     assert found.dtype == np.float32
-
-
-def test_a_normal_number_has_the_deviate_of_its_rank():
-    values = np.random.default_rng(0).permutation(np.arange(20_000)) * 7.0 - 1e4
-    found = encoded(number("f", scale="normal", **{"as": "dense"}), values.tolist())[:, 0]
-    rank = (stats.rankdata(values) - 0.5) / len(values)
-    np.testing.assert_allclose(stats.norm.cdf(found), np.clip(rank, 0.001, 0.999), atol=2e-4)
-    ties = encoded(number("f", scale="normal", **{"as": "dense"}), [1.0] * 3 + [2.0])
-    assert ties[3, 0] > ties[0, 0] == ties[1, 0]
-
-
-def test_a_piecewise_number_is_equation_1_of_gorishniy():
-    values = np.random.default_rng(1).gamma(2, size=3000).astype(np.float32)
-    new = np.array([-1, 0.3, 1, 2.5, 30, values.min(), values.max()], np.float32)
-    feature = number("f", buckets=5, **{"as": "piecewise"})
-    found = encoded(feature, values.tolist(), new.tolist())
-    edges = np.quantile(values, np.linspace(0, 1, 6), method="higher")
-    for row, x in zip(found, new, strict=True):
-        for t, (low, high) in enumerate(itertools.pairwise(edges)):
-            share = (x - low) / (high - low)
-            share = 0.0 if x < low and t > 0 else 1.0 if x >= high and t < 4 else share
-            assert row[t] == pytest.approx(share, rel=1e-4, abs=1e-5)
-    assert (found[:, 5] == 1).all()
-    steps = encoded(feature, [0.0] * 9 + [1.0], [0.0, 1.0, None])
-    assert steps.tolist() == [[1, 1, 1, 1, 0, 1], [1] * 6, [0] * 6]
 
 
 @pytest.mark.parametrize("options", AS.values(), ids=AS)

@@ -35,8 +35,6 @@ _FEATURES = [
         for name, options in {
             "dense": {"as": "dense"},
             "log": {"as": "dense", "scale": "log"},
-            "normal": {"as": "dense", "scale": "normal"},
-            "piecewise": {"as": "piecewise", "buckets": 5},
         }.items()
         for column in ("age", "no_number")
     ),
@@ -250,7 +248,7 @@ def test_the_saved_graph_leaves_out_what_is_new_or_missing(made):
     assert new["joined"][1] == [0, 0]
 
 
-@pytest.mark.parametrize("kind", ["dense", "log", "normal", "piecewise"])
+@pytest.mark.parametrize("kind", ["dense", "log"])
 def test_numbers_are_encoded_as_those_of_events_are(made, kind):
     options = next(f for f in _FEATURES if f["name"] == f"age_{kind}")
     feature = read_feature(options)

@@ -9,7 +9,7 @@ from statistic_worlds import Row, World, statistics
 from recsys.data.statistics import StatisticsState
 
 
-@pytest.mark.parametrize("options", [{}, {"as": "piecewise", "buckets": 3}], ids=["", "numbers"])
+@pytest.mark.parametrize("options", [{}, {"as": "dense", "scale": "log"}], ids=["", "numbers"])
 def test_stored_states_and_given_histories_have_the_statistics_of_numpy(tmp_path, options):
     world = World(seed=5, n=300, users=20, items=12)
     data = world.write(tmp_path, statistics(**options))

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys import registry
 from recsys.data.encodings import (
     buckets,
     encode_number,
@@ -19,7 +18,6 @@ from recsys.data.event_features.feature import Encoded, EventFeature, Graph, Val
 from recsys.data.feature_options import NumberOptions, VectorOptions
 
 
-@registry.register_event_feature("number")
 class Number(NumberOptions, EventFeature):
     """A number: its quantile bucket, or as floats."""
 
@@ -51,7 +49,6 @@ class Number(NumberOptions, EventFeature):
         return ["", *(f"bucket {n} of {self.buckets}" for n in range(1, self.buckets + 1))]
 
 
-@registry.register_event_feature("vector")
 class Vector(VectorOptions, EventFeature):
     """A list of numbers."""
 
@@ -72,7 +69,6 @@ _LOG_BOUNDS = (2.0 ** np.linspace(-8, 24, 129)).astype(np.float32)
 """1/256 … 2^24, four bounds per octave."""
 
 
-@registry.register_event_feature("price")
 class Price(EventFeature):
     """A positive amount on a logarithmic scale, in four buckets per octave."""
 
@@ -93,7 +89,6 @@ class Price(EventFeature):
         return lambda values: encoding_graphs.buckets(values, _LOG_BOUNDS)
 
 
-@registry.register_event_feature("gap")
 class Gap(Price):
     """The time since the user's event before, on the scale of `price` in hours."""
 

@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, PositiveInt, model_validator
 
-from recsys import registry
 from recsys.data.encodings import encode_columns, learn_number
 from recsys.data.event_features.feature import Encoded, EventFeature, Graph, Side, Value
 from recsys.data.feature_options import NumberOptions
@@ -155,7 +154,6 @@ class Statistic(NumberOptions, EventFeature, abc.ABC):
         return ["", *(f"{prefix}{bucket}" for prefix in prefixes for bucket in buckets)]
 
 
-@registry.register_event_feature("mean")
 class Mean(Statistic):
     """The mean label of earlier rows, with `prior` more rows that have the mean of all."""
 
@@ -176,7 +174,6 @@ class Mean(Statistic):
             return (state[..., :1] + self.prior * prior_mean) / (state[..., 1:] + self.prior)
 
 
-@registry.register_event_feature("count")
 class Count(Statistic):
     """The number of earlier rows; with `label` of those whose label is known."""
 
@@ -190,7 +187,6 @@ class Count(Statistic):
         return state
 
 
-@registry.register_event_feature("last")
 class Last(Statistic):
     """The labels of the last earlier rows, the newest first."""
 

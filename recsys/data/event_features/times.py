@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
-from recsys import registry
 from recsys.data.event_features.feature import Encoded, EventFeature, Graph, Value
 
 
@@ -61,7 +60,6 @@ class _Calendar(EventFeature):
         return ["", *(f"{self.kind} {n}" for n in range(self._n))]
 
 
-@registry.register_event_feature("hour")
 class Hour(_Calendar):
     """The hour of the day, 0 … 23."""
 
@@ -72,7 +70,6 @@ class Hour(_Calendar):
         return time // 3600 % 24
 
 
-@registry.register_event_feature("weekday")
 class Weekday(_Calendar):
     """The day of the week, Monday is 0."""
 
@@ -83,7 +80,6 @@ class Weekday(_Calendar):
         return (time // 86_400 + 3) % 7
 
 
-@registry.register_event_feature("month")
 class Month(_Calendar):
     """The month, January is 0."""
 

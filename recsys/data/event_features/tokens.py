@@ -9,14 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import PositiveInt
 
-from recsys import registry
 from recsys.data.encodings import crossed
 from recsys.data.event_features.feature import Encoded, EventFeature, Graph, Value
 from recsys.data.feature_options import CrossOptions
 from recsys.data.hashes import fingerprints
 
 
-@registry.register_event_feature("category")
 class Category(EventFeature):
     """The whole value is one token; new tokens get rows after the known ones."""
 
@@ -71,7 +69,6 @@ class Category(EventFeature):
         return ["", *learned["token"].to_pylist()] if self.hash_buckets is None else None
 
 
-@registry.register_event_feature("cross")
 class Cross(CrossOptions, EventFeature):
     """A pair of the tokens of other features of the event, hashed to a row."""
 

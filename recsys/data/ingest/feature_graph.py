@@ -10,7 +10,6 @@ import tensorflow as tf
 import tensorflow_transform as tft
 
 from recsys.data import encoding_graphs
-from recsys.data.encodings import NORMAL_BUCKETS
 from recsys.data.event_features.times import month_of
 from recsys.data.feature_options import NumberOptions
 from recsys.data.split import DAY_S
@@ -111,27 +110,10 @@ def numbers(values: tf.RaggedTensor, options: NumberOptions) -> tf.Tensor:
         options: The encoding.
     """
     x = values.to_tensor(float("nan"), shape=[None, 1])[:, 0]
-    learned = _learned(values.flat_values, options)
+    scaled = encoding_graphs.scaled(values.flat_values, options)
+    learned = {"mean": tft.mean(scaled), "deviation": tf.sqrt(tft.var(scaled))}
     encoded = encoding_graphs.encode_number(options, x, learned)
     return tf.ensure_shape(encoded, [None, options.floats])
-
-
-def _learned(x: tf.Tensor, options: NumberOptions) -> dict[str, tf.Tensor]:
-    """Returns what `encoding_graphs.encode_number` needs of all numbers."""
-    if options.as_ == "piecewise":
-        lowest, highest = tft.min(x), tft.max(x)
-        inner = _quantiles(x, options.buckets)
-        return {"edge": tf.concat([[lowest], inner, [highest]], axis=0)}
-    if options.scale == "normal":
-        return {"bound": _quantiles(x, NORMAL_BUCKETS)}
-    scaled = encoding_graphs.scaled(x, options)
-    return {"mean": tft.mean(scaled), "deviation": tf.sqrt(tft.var(scaled))}
-
-
-def _quantiles(x: tf.Tensor, n: int) -> tf.Tensor:
-    """Returns the lower bound of each quantile bucket but the first `[n - 1]` float32."""
-    bounds = tft.quantiles(x, n, epsilon=min(0.1 / n, 0.01))
-    return tf.ensure_shape(tf.reshape(bounds, [-1]), [n - 1])
 
 
 def vectors(values: tf.RaggedTensor, length: int) -> tf.Tensor:

@@ -31,7 +31,6 @@ from recsys.data.sources.text_source import (
 )
 from recsys.data.sources.values import all_have_point_zero, without_point_zero
 from recsys.errors import RecsysError
-from recsys.registry import register_source
 
 WRONG_WIDTH = "wrong number of fields"
 OPEN_QUOTE = "a quote is never closed"
@@ -41,7 +40,6 @@ _OTHER_DELIMITERS = (";", "\t", "|", "::", ",")
 _MARKS = [bytes([code]) for code in (0x1F, 0x1E, 0x1D, 0x1C, *range(1, 9), *range(0x0E, 0x1C))]
 
 
-@register_source("csv")
 class CsvSource(CsvFormat, TextSource):
     """CSV text; every value is text."""
 

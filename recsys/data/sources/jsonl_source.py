@@ -31,7 +31,6 @@ from recsys.data.sources.text_source import (
     sort_out,
 )
 from recsys.errors import RecsysError
-from recsys.registry import register_source
 
 NOT_JSON = "not a JSON object"
 
@@ -55,7 +54,6 @@ _STEP[[ord("["), ord("{")]] = 1
 _STEP[[ord("]"), ord("}")]] = -1
 
 
-@register_source("jsonl")
 class JsonLinesSource(TextSource):
     """JSON Lines with an object each; nested fields are columns `a.b`."""
 

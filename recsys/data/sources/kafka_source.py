@@ -33,7 +33,6 @@ from recsys.data.sources.tables import (
     required,
 )
 from recsys.errors import RecsysError
-from recsys.registry import register_source
 from recsys.system.events import emit
 from recsys.system.files import commit_folder, folders_in, remove
 
@@ -53,7 +52,6 @@ Range = dict[str, int]
 """`start` and `stop`, exclusive: offsets of a partition."""
 
 
-@register_source("kafka")
 class KafkaTable(Table):
     """A Kafka topic whose messages are JSON objects."""
 

@@ -22,7 +22,6 @@ from recsys.data.sources.source import Piece, RawBatch, Source, check_columns, m
 from recsys.data.sources.source_files import SourceFile
 from recsys.data.sources.tables import RemoveRows, Table, answering, required
 from recsys.errors import RecsysError
-from recsys.registry import register_source
 from recsys.storage.bucket import is_url
 
 _BATCH_ROWS = 1 << 17
@@ -123,7 +122,6 @@ def _opened_once(table: LakeTable) -> Snapshot:
     return table.opened()
 
 
-@register_source("delta")
 class DeltaSource(LakeTable):
     """A Delta table."""
 
@@ -173,7 +171,6 @@ class DeltaSource(LakeTable):
         )
 
 
-@register_source("iceberg")
 class IcebergSource(LakeTable):
     """An Iceberg table of a catalog."""
 

@@ -20,7 +20,6 @@ from recsys.data.sources.source import Piece, RawBatch, Source, missing_column, 
 from recsys.data.sources.source_files import file_size, open_file
 from recsys.data.sources.streams import check_growth
 from recsys.errors import RecsysError
-from recsys.registry import register_source
 
 _BATCH_ROWS = 1 << 17
 _BATCH_BYTES = 64 << 20
@@ -28,7 +27,6 @@ _SMALL_BYTES = 256 << 20
 _MOST_PARTS, _MOST_DEEP = 8192, 100
 
 
-@register_source("parquet")
 class ParquetSource(Source):
     """Parquet; nested columns are `a.b`."""
 

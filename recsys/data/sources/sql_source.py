@@ -28,7 +28,6 @@ from recsys.data.sources.tables import (
     from_environment,
     required,
 )
-from recsys.registry import register_source
 from recsys.system.files import commit_text, replacing
 
 FILE = "rows.parquet"
@@ -37,7 +36,6 @@ _SQLITE = {"adbc.sqlite.query.batch_rows": 1 << 16}
 """SQLite has no types for the columns of a query: ADBC infers them from the first batch."""
 
 
-@register_source("sql")
 class SqlTable(Table):
     """The result of an SQL query."""
 

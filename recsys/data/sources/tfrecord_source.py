@@ -27,7 +27,6 @@ from recsys.data.sources.source import (
 from recsys.data.sources.streams import LINE_LIMIT_BYTES, open_bytes
 from recsys.data.sources.values import last_values, list_lengths, lists_of, to_text
 from recsys.errors import RecsysError
-from recsys.registry import register_source
 from recsys.system.installation import extra_needed
 
 try:
@@ -46,7 +45,6 @@ _Record = tuple[int, bytes, bool]
 """Number of a record, from 1 on, its bytes, and whether its checksum is correct."""
 
 
-@register_source("tfrecord")
 class TFRecordSource(Source):
     """TFRecord files of serialized tf.Examples; the columns are their features."""
 

@@ -19,7 +19,7 @@ from recsys.data.statistics import MOMENTS, StatisticsState
 from recsys.stages.ingest import ingest
 from recsys.system.manifest import checksums, file_names
 
-AS = [{}, {"as": "dense"}, {"as": "piecewise", "buckets": 3}]
+AS = [{}, {"as": "dense"}, {"as": "dense", "scale": "log"}]
 
 
 def encoded(world, one, pairs, **moment):

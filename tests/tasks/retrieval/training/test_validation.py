@@ -16,7 +16,6 @@ from recsys.data.hold_out import (
     held_back,
     last_events,
     newest_share,
-    popularity_exponent,
     random_share,
 )
 from recsys.data.split import SplitRule
@@ -89,7 +88,6 @@ DRAWS = {
     "newest": ValidationConfig(share=0.3),
     "last": ValidationConfig(like="last", last=2),
     "random": ValidationConfig(like="random", share=0.3),
-    "popular": ValidationConfig(like="popular", popularity=1.0, share=0.3),
 }
 
 
@@ -105,7 +103,7 @@ def test_queries_ask_for_what_was_held_back_knowing_what_was_before(log, draw, h
             (queries.seen.part(slice(q, q + 1)), queries.positives.part(slice(q, q + 1)))
         ]
     ]
-    at_once = history_of == "others" or draw in ("random", "popular")
+    at_once = history_of == "others" or draw == "random"
     assert found == list(slow_queries(log, set(events.held.tolist()), at_once))
 
 
@@ -140,9 +138,9 @@ def test_the_last_events_of_each_user_are_held_back_but_for_a_first(log, n):
         assert not taken or times[kept].max() <= times[taken].min()
 
 
-@given(logs(), st.floats(0.01, 0.99), st.sampled_from([0.0, 1.0, -0.7]))
-def test_a_random_share_takes_a_users_events_of_one_item_together(log, share, power):
-    held = random_share(log, share, power)
+@given(logs(), st.floats(0.01, 0.99))
+def test_a_random_share_takes_a_users_events_of_one_item_together(log, share):
+    held = random_share(log, share)
     assert np.array_equal(held, np.unique(held))
     users, items = log.user_index(np.arange(len(log))), np.asarray(log.item_row)
     pairs = set(zip(users[held], items[held], strict=True))
@@ -171,25 +169,12 @@ def many_events(n_users=400, of_a_user=40, n_items=200):
     return EventLog(tuple(shards))
 
 
-@pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 1.5])
-def test_a_tilted_share_goes_by_popularity_within_each_user(power):
+def test_a_share_is_drawn_whatever_the_item():
     log = many_events()
-    held, share = random_share(log, 0.1, power), 0.1
-    items, users = np.asarray(log.item_row), log.user_index(np.arange(len(log)))
-    weight = np.bincount(items)[items].astype(float) ** power
-    chance = np.minimum(share * 40 * weight / np.bincount(users, weight)[users], 1)
-    is_held = np.isin(np.arange(len(log)), held)
-    for of in np.array_split(np.argsort(chance), 5):
-        error = is_held[of].mean() - chance[of].mean()
-        assert abs(error) < 5 * np.sqrt((chance[of] * (1 - chance[of])).sum()) / len(of)
-
-
-@pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 1.0])
-def test_the_power_of_a_part_is_that_which_it_was_drawn_with(power):
-    log = many_events()
-    assert popularity_exponent(log, random_share(log, 0.05, power)) == pytest.approx(
-        power, abs=0.15
-    )
+    is_held = np.isin(np.arange(len(log)), random_share(log, 0.1))
+    count = np.bincount(np.asarray(log.item_row))[np.asarray(log.item_row)]
+    for of in np.array_split(np.argsort(count), 5):
+        assert abs(is_held[of].mean() - 0.1) < 5 * np.sqrt(0.1 * 0.9 / len(of))
 
 
 # --- which draw, and what it needs
@@ -275,7 +260,7 @@ def test_a_given_part_is_asked_at_once_unless_it_comes_last(seed, part, n_shards
 
 @pytest.mark.parametrize(
     ("like", "named"),
-    [("last", "have an order"), ("given", "valid_parts"), ("popular", "popularity to a power")],
+    [("last", "have an order"), ("given", "valid_parts")],
 )
 def test_a_draw_that_the_data_cannot_give_is_refused(like, named):
     log = make_log(np.array([1, 5]), np.array([1, 2]), np.array([3, 4]))
