@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from recsys.errors import RecsysError, UsageError
-from recsys.models.summary import SUMMARY, direction_width, read_summary
-from recsys.savedmodel.event_columns import older_columns
+from recsys.models.summary import SUMMARY, read_summary
 from recsys.strict import Repeats
 from recsys.system import manifest as manifests
 from recsys.system.files import read_json
 
 MANIFEST = "manifest.json"
-_FORMAT, _OLDER = 2, 1
+_FORMAT = 2
+_ABSENT: dict[str, Any] = {
+    "context": {},
+    "history": {},
+    "event_inputs": [],
+    "direction_width": None,
+}
 
 
 def write_manifest(bundle: Path, fields: Mapping[str, Any]) -> None:
@@ -50,28 +55,13 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     try:
         manifest = manifests.read_manifest(bundle / MANIFEST)
         received = f"format {manifest.get('format')!r}"
-        if manifest.get("format") in (_FORMAT, _OLDER):
-            return _upgraded(manifest)
+        if manifest.get("format") == _FORMAT:
+            return {**_ABSENT, **manifest}
     except manifests.ManifestError as error:
         received = error.reason
     rule = f"A bundle must have a complete manifest at {str(bundle / MANIFEST)!r}."
     cure = "Name a folder written by the export, or run again: recsys run."
     raise RecsysError("R501", rule, cure, received)
-
-
-def _upgraded(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest with the fields that earlier versions lack.
-
-    A bundle of the format 1 takes facts of events by `history_age`, `history_weight`,
-    `history_kind` and `query_time`, in place of raw columns.
-    """
-    facts = tuple(manifest.get("history_facts", ()))
-    fields = {
-        "direction_width": direction_width(manifest.get("config", {}).get("model", {})),
-        **older_columns(facts).to_json(),
-        "event_inputs": [],
-    }
-    return {**fields, **manifest, "format": _FORMAT}
 
 
 def verify(bundle: Path) -> dict[str, Any]:

@@ -25,8 +25,6 @@ ISO = rf"{DAY}([T ]{CLOCK}(Z|[+-][0-9]{{2}}:[0-9]{{2}}| UTC)?)?"
 Type = Literal["text", "number", "time", "vector"]
 """Type of the values of a column; vectors are numbers separated by blanks."""
 
-_AGES = "history_age"
-
 
 @dataclasses.dataclass(frozen=True)
 class Column:
@@ -106,23 +104,6 @@ class EventColumns:
                 cure = 'Give the history too, and "" where the value is unknown.'
                 raise UsageError("R549", rule, cure, list(values))
         return dict(_inputs(attributes, self.history, "history"))
-
-
-def older_columns(facts: Sequence[str]) -> EventColumns:
-    """Returns the columns of a bundle whose manifest has the format 1.
-
-    It has `history_age`, `history_weight` and `history_kind` for its histories, and `query_time`.
-
-    Args:
-        facts: `history_facts` of the manifest.
-    """
-    history = {
-        name: Column(name, "text" if name == "history_kind" else "number")
-        for name in facts
-        if name.startswith(ATTRIBUTE)
-    }
-    has_time = {_AGES, "asked_at"} & {*facts}
-    return EventColumns({"query_time": Column("query_time", "time")} if has_time else {}, history)
 
 
 def _inputs(

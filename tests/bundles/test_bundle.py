@@ -18,8 +18,7 @@ from places import ROOT
 
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import latest, publish
-from recsys.errors import RecsysError, UsageError
-from recsys.savedmodel.event_columns import EventColumns
+from recsys.errors import RecsysError
 
 
 def make_bundle(folder: Path, content: str = "weights") -> Path:
@@ -87,27 +86,12 @@ def test_damage_is_refused_and_named(tmp_path, damage, code, named):
     assert named in str(refused.value)
 
 
-@pytest.mark.parametrize("format_", ['"1"', "3", "null"])
+@pytest.mark.parametrize("format_", ['"2"', "1", "3", "null"])
 def test_a_manifest_of_another_format_is_refused(tmp_path, format_):
     bundle = make_bundle(tmp_path / "b")
     (bundle / "manifest.json").write_text(f'{{"format": {format_}, "files": {{}}}}')
     with pytest.raises(RecsysError, match="R501"):
         bundles.read_manifest(bundle)
-
-
-def test_a_manifest_of_an_earlier_version_has_the_fields_of_today(tmp_path):
-    bundle = make_bundle(tmp_path / "b")
-    fields = {"format": 1, "history_facts": ["history_age", "history_kind", "asked_at"]}
-    fields["config"] = {"model": {"dim": 8, "item_age": {"bins": 4}}}
-    (bundle / "manifest.json").write_text(json.dumps({**fields, "files": {}}))
-    found = bundles.read_manifest(bundle)
-    events = EventColumns.of_manifest(found)
-    assert (found["direction_width"], found["event_inputs"]) == (8, [])
-    assert events.of_context({"query_time": ["5"]}) == {"query_time": ["5"]}
-    asked = {"history_age": ["3.5", ""], "history_kind": ["buy"]}
-    assert events.of_history(asked, 2) == asked
-    with pytest.raises(UsageError, match="R549"):
-        events.of_history({"history_weight": ["1"]}, 2)
 
 
 def test_a_damaged_bundle_is_not_published(tmp_path):

@@ -57,8 +57,8 @@ def make_bundle(folder, ids, seed=0, vectors=None, bias=False, years=None):
         ),
     )
     write_catalogue(folder, catalogue)
-    config = {"model": {"item_bias": bias, "dim": DIM - bias}}
-    bundles.write_manifest(folder, {"name": "tiny", "config": config})
+    width = DIM - 1 if bias else None
+    bundles.write_manifest(folder, {"name": "tiny", "direction_width": width})
     return folder
 
 

@@ -18,8 +18,6 @@ from recsys.system.events import emit
 from recsys.tasks.bundle_process import BundleProcess
 
 _PLAIN, _BLOCK = "embed_query", 1024
-_TIMES = ("history_age", "asked_at")
-"""Inputs of bundles of earlier versions; -1 is unknown."""
 
 
 def embed(
@@ -54,7 +52,7 @@ def embed(
             **{encoded_name(name): x[block] for name, x in given.items()},
         }
         inputs = {
-            name: known[name] if name in known else _missing(name, spec, len(unknown))
+            name: known[name] if name in known else _missing(spec, len(unknown))
             for name, spec in bundle.signatures[signature].items()
         }
         embeddings.append(bundle.ask(signature, inputs)["embedding"])
@@ -63,9 +61,9 @@ def embed(
     return np.concatenate(embeddings)
 
 
-def _missing(name: str, spec: SignatureInput, n: int) -> np.ndarray:
+def _missing(spec: SignatureInput, n: int) -> np.ndarray:
     """Returns an input that nothing is known of, `[n, …]`."""
     shape = (n, *(1 if size < 0 else size for size in spec.shape[1:]))
     if spec.dtype == "DT_STRING":
         return np.full(shape, "", object)
-    return np.full(shape, -1 if name in _TIMES else 0, DTYPES[spec.dtype])
+    return np.zeros(shape, DTYPES[spec.dtype])
