@@ -43,6 +43,7 @@ from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events
 from recsys.system.files import scratch_folder
 from recsys.system.installation import extra_needed
+from recsys.system.process import release_freed
 
 if TYPE_CHECKING:
     import apache_beam as beam
@@ -231,6 +232,7 @@ class _FolderIngestion:
         ]
         with _step("Features", "tokens are made"):
             transform(sides, with_local_runner(self._args))
+        release_freed()
         return made
 
     def _letters(self, what: str) -> Path:

@@ -223,9 +223,10 @@ class SegmentPart:
         """Index of each user's first event in the folder, and the end `[users + 1]` int64."""
         return self.stored("offsets")
 
-    @functools.cached_property
+    @property
     def time(self) -> np.ndarray:
         """Time of each event of the folder, or the number that orders it; memory-mapped."""
+        # Mapped anew: the pages of all parts would stay in memory.
         return self.stored("timestamp")
 
     @property

@@ -56,6 +56,7 @@ from recsys.data.store import (
 from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system.events import emit
+from recsys.system.process import release_freed
 
 
 def make_vocabularies(
@@ -226,7 +227,7 @@ class _PartWriter:
     def write_shard(self, index: int) -> ShardInfo:
         """Writes a shard."""
         users, offsets, columns = self._gather(self._users.users(index))
-        pa.default_memory_pool().release_unused()
+        release_freed()
         shard, rows, labels = self._shard(users, offsets, columns, self._users.n_written[index])
         if self._keeps_late:
             save_late_labels(self._store, index, labels)
