@@ -179,7 +179,7 @@ def test_a_folder_and_its_bundle_are_judged_alike(world, kind):
     folder, _, features, model, inputs = world
     store = InteractionStore.open(folder / "data" / "store")
     names = [x.name for x in inputs.event_inputs(model.spec.config)]
-    assert len(names) == 2 + sum(
+    assert len(names) == sum(
         (not one.get("outcome", False)) + (not one.get("context", False)) for one in KINDS
     )
     queries = make_queries(store, kind, inputs=names, features=features)
