@@ -363,7 +363,7 @@ class _WorkingFolder:
                 with file.open("rb") as opened:
                     digest, size = hashlib.file_digest(opened, "sha256").hexdigest(), before.st_size
             kept = Kept(digest, size, now.changed)
-            if known is None or _key(path, known) != _key(path, kept):
+            if known is None or known.digest != kept.digest:
                 self._put_object(_key(path, kept), file if content is None else content)
             if content is not None or file.stat().st_mtime_ns == before.st_mtime_ns:
                 return kept
@@ -379,7 +379,7 @@ class _WorkingFolder:
             found = self._bucket.head(_MANIFEST)
             if (found and found.tag) != (self._entry and self._entry.tag):
                 raise
-            self._bucket.write(key, content)  # A killed run has written it.
+            self._bucket.write(key, content)  # A killed run's, or one that `forget` changed.
 
     def sweep(self) -> None:
         """Deletes objects that killed processes left; for the holder of the lock."""

@@ -124,11 +124,11 @@ def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, t
     assert len(alone["validation"]) == 3
     for our_metrics, their_metrics in zip(first["validation"], alone["validation"], strict=True):
         assert our_metrics == pytest.approx(their_metrics, rel=1e-3)
-    # Size of a batch: users, histories of 4 items and times; and items: the first process has the
-    # 64 positives in its half of 64 + 32 + 32 candidates.
+    # Size of a batch: users and histories of 4 items; and positives: the first process has 48 of
+    # the 64 in its half of 64 + 32 candidates.
     steps_per_epoch = alone["steps"] // 3
-    assert alone["input_bytes_per_epoch"] == 4 * (64 * (2 + 4) + 64) * steps_per_epoch
-    assert first["input_bytes_per_epoch"] == 4 * (32 * (2 + 4) + 64) * steps_per_epoch
+    assert alone["input_bytes_per_epoch"] == 4 * (64 * (1 + 4) + 64) * steps_per_epoch
+    assert first["input_bytes_per_epoch"] == 4 * (32 * (1 + 4) + 48) * steps_per_epoch
 
 
 @pytest.mark.faults

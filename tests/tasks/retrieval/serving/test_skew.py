@@ -124,7 +124,7 @@ def test_raw_texts_become_the_rows_that_training_read(skew, side, config):
     for name, found in rows.items():
         np.testing.assert_allclose(found["served"], found["trained"], rtol=1e-6, err_msg=name)
         # The rows say something: several tokens, and nothing where nothing is.
-        assert len({token for bag in found["trained"] for token in bag}) > 3, name
+        assert len({token for bag in found["trained"] for token in bag}) > 2, name
         is_always_there = name in ("score", "part", "taste")
         assert is_always_there or any(not any(bag) for bag in found["trained"]), name
 
