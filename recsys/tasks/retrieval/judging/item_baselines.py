@@ -32,11 +32,14 @@ class PairWeights:
             `[item rows, item rows]`, or an array `[items, items]` of the items in `rows`.
         fallback: Scores of items without a weight `[item rows]` float32.
         rows: Item rows of the entries of an array `[items]`.
+        factors: If given, the weights are the products of the vectors `weights` and these,
+            both `[items, dim]`, but 0 for an item with itself.
     """
 
     weights: Any
     fallback: np.ndarray
     rows: np.ndarray | None = None
+    factors: np.ndarray | None = None
 
     def scorer(self, queries: Queries) -> PairScores:
         """Returns the scorer of the items for `queries`."""
@@ -63,8 +66,12 @@ class PairScores:
             return _over(fitted.fallback, histories @ fitted.weights)
         histories = histories[:, fitted.rows]
         known = np.flatnonzero(np.diff(histories.indptr))
+        sums = histories[known] @ fitted.weights
+        if fitted.factors is not None:
+            itself = (fitted.weights * fitted.factors).sum(axis=1)
+            sums = sums @ fitted.factors.T - histories[known].multiply(itself).toarray()
         out = np.tile(fitted.fallback, (histories.shape[0], 1))
-        out[np.ix_(known, fitted.rows)] = histories[known] @ fitted.weights
+        out[np.ix_(known, fitted.rows)] = sums
         return out
 
 
@@ -227,37 +234,43 @@ class Ease(Baseline):
                 f"It has a weight for each pair of items, and {len(rows):,} items are more than"
                 f" most_items, {self.most_items:,}."
             )
-        return PairWeights(ease_weights(taken[:, rows], self.regularisation), below_all(data), rows)
+        taken = taken[:, rows]
+        if taken.shape[0] < len(rows):
+            vectors = _by_users(taken, self.regularisation)
+            factors = vectors / (1.0 - np.square(vectors).sum(axis=1, keepdims=True))
+            return PairWeights(vectors, below_all(data), rows, factors)
+        return PairWeights(_by_items(taken, self.regularisation), below_all(data), rows)
 
 
-def ease_weights(taken: Any, regularisation: float) -> np.ndarray:
-    """Returns the weights B of EASE `[items, items]` float32, with a diagonal of 0.
-
-    Inverts a matrix of the items or, by the Woodbury identity, of the users if these are fewer:
-
-        regularisation · (XᵀX + regularisation I)⁻¹ = I - Xᵀ (XXᵀ + regularisation I)⁻¹ X
-
-    Args:
-        taken: User-item matrix X `[users, items]`, CSR.
-        regularisation: Strength of the regularisation.
-    """
+def _by_items(taken: Any, regularisation: float) -> np.ndarray:
+    """Returns B `[items, items]` float32 for the user-item matrix in CSR."""
     from scipy import linalg
 
-    n_users, n_items = taken.shape
-    by_users = n_users < n_items
-    gram = (taken @ taken.T if by_users else taken.T @ taken).toarray().astype(np.float32)
-    gram[np.diag_indices_from(gram)] += np.float32(regularisation)
-    factor, _ = linalg.lapack.spotrf(gram, lower=1, overwrite_a=1)
-    if by_users:
-        half = linalg.solve_triangular(factor, taken.toarray(), lower=True, overwrite_b=True)
-        inverse = -(half.T @ half)
-        inverse[np.diag_indices_from(inverse)] += 1.0
-    else:
-        inverse, _ = linalg.lapack.spotri(factor, lower=1, overwrite_c=1)
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    inverse, _ = linalg.lapack.spotri(_factor(taken.T @ taken, regularisation), lower=1)
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
     inverse /= -np.diag(inverse).copy()
     inverse[np.diag_indices_from(inverse)] = 0.0
     return inverse
+
+
+def _by_users(taken: Any, regularisation: float) -> np.ndarray:
+    """Returns vectors F `[items, users]` float32 with B_ij = F_i · F_j / (1 - |F_j|²).
+
+    By the Woodbury identity, regularisation · P = I - Xᵀ (XXᵀ + regularisation I)⁻¹ X.
+    """
+    from scipy import linalg
+
+    factor = _factor(taken @ taken.T, regularisation)
+    return linalg.solve_triangular(factor, taken.toarray(), lower=True, overwrite_b=True).T
+
+
+def _factor(products: Any, regularisation: float) -> np.ndarray:
+    """Returns the Cholesky factor of a sparse matrix with a larger diagonal, below it."""
+    from scipy import linalg
+
+    gram = products.toarray().astype(np.float32)
+    gram[np.diag_indices_from(gram)] += np.float32(regularisation)
+    return linalg.lapack.spotrf(gram, lower=1, overwrite_a=1)[0]
 
 
 def nearest(taken: Any, n: int, shrinkage: float) -> Any:
