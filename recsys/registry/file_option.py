@@ -120,9 +120,6 @@ _UNUSED: dict[str, dict[str, Any]] = {
         "item_age": None,
         "user_gate": None,
         "sequence": {"layers": 2, "heads": 2, "dropout": 0.2, "width": None},
-        "heads": "shared",
-        "experts": 4,
-        "expert_widths": [64],
     },
     "train": {
         "hard_negatives": {"count": 0, "pool": 50, "skip": 5, "guard": 0.95, "after_epochs": 1}

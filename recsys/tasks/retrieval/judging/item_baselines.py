@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from recsys.data.ease import as_candidates
 from recsys.data.event_log import newest_first
 from recsys.data.hold_out import newest_events
 from recsys.data.neighbours import as_arrays, as_sets, strongest_pairs
@@ -237,8 +238,7 @@ class Ease(Baseline):
         taken = taken[:, rows]
         if taken.shape[0] < len(rows):
             vectors = _by_users(taken, self.regularisation)
-            factors = vectors / (1.0 - np.square(vectors).sum(axis=1, keepdims=True))
-            return PairWeights(vectors, below_all(data), rows, factors)
+            return PairWeights(vectors, below_all(data), rows, as_candidates(vectors))
         return PairWeights(_by_items(taken, self.regularisation), below_all(data), rows)
 
 
