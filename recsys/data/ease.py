@@ -55,7 +55,7 @@ def as_candidates(vectors: np.ndarray) -> np.ndarray:
 def token_means(
     candidates: np.ndarray, counts: np.ndarray, bags: np.ndarray, n_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what is expected of an item of which only the tokens are known.
+    """Returns the mean vector and the weight of each token, for items without events.
 
     Args:
         candidates: Vectors of all item rows `[item rows, dim]`, see `as_candidates`.

@@ -152,9 +152,9 @@ _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def log_folder(root: Path) -> Path:
-    """Returns the folder of the logs of a root; that of a root in a bucket is beside its folder.
+    """Returns the folder of the logs of a root, for a root in a bucket beside its working folder.
 
-    The working folder belongs to the bucket: what no commit has is removed.
+    In the working folder, files that no commit has are removed.
     """
     if home_of(root) is None:
         return root / FOLDER

@@ -20,7 +20,7 @@ from recsys.errors import RecsysError
 from recsys.system.files import commit_text, read_json, remove, replacing
 
 LANDED_FOLDER = "landed"
-"""Folder of the copied rows of tables, beside that of the content cache."""
+"""Folder of the copied rows of tables, beside the content cache."""
 _LINES, _ROWS = ".jsonl", ".parquet"
 _GROUP_ROWS = 1 << 17
 
@@ -36,7 +36,7 @@ def pin_sources(data: DataConfig, landed: Path) -> DataConfig:
 
 
 def pin_source(what: str, source: ConfigT, landed: Path, forget: str | None) -> ConfigT:
-    """Returns interactions, items or users of which a table is pinned; see `pinned`.
+    """Returns interactions, items or users; a table is pinned, see `pinned`.
 
     Args:
         what: `interactions`, `items` or `users`.

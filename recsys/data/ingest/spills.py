@@ -1,9 +1,9 @@
 """The shuffle of rows: batches of Arrow by bucket, in files.
 
 A worker writes its rows to a file, ordered by bucket, and only `(bucket, Spill)` is shuffled: a few
-bytes for a million rows. Runners on one machine would keep shuffled rows in memory, and so would
-Spark those of a bucket, and Flink up to a hundred messages of a worker. All workers have access to
-the folder of these files, which is beside the artifacts.
+bytes for a million rows. Shuffled by the engine, rows would stay in memory: all of them with a
+runner on one machine, a bucket's with Spark, and a hundred messages of a worker with Flink. All
+workers have access to the folder of these files, which is beside the artifacts.
 """
 
 from __future__ import annotations
