@@ -10,6 +10,7 @@ from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.data.hold_out import KeptEvents
 from recsys.data.split import SplitRule
+from recsys.models.inputs import ModelInputs
 from recsys.ragged import RaggedRows
 from recsys.tasks.retrieval.judging.scores import DotProducts, PairedProducts
 from recsys.tasks.retrieval.training.pair_weight import NewItems, choose_weight, without_a_few
@@ -75,6 +76,13 @@ def data(tmp_path_factory):
     walks = [(np.arange(8) + rng.integers(50)) % 50 for _ in range(4200)]
     write_data_folder(Csr.of_lists([walk.tolist() for walk in walks], 50), folder)
     return recsys.open_data(folder)
+
+
+def test_items_as_if_new_read_no_row_of_their_own(data):
+    inputs, rows = ModelInputs.of_data(data), np.arange(1, 51)
+    new = inputs.with_new_items()
+    np.testing.assert_array_equal(inputs.candidate(rows)["id_row"], rows)
+    assert not new.candidate(rows)["id_row"].any()
 
 
 @pytest.mark.parametrize("weight", [None, 0.25])
