@@ -15,7 +15,7 @@ from recsys.data import entities, interactions
 from recsys.data.config import DataConfig, InteractionsConfig, SourceConfig
 from recsys.data.forgotten import Forgotten
 from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, plan_pieces, read_piece
-from recsys.data.sources.tables import LANDED, ConfigT, RemoveRows, pinned
+from recsys.data.sources.tables import LANDED, ConfigT, Landing, RemoveRows, pinned
 from recsys.errors import RecsysError
 from recsys.system.files import commit_text, read_json, remove, replacing
 
@@ -44,8 +44,9 @@ def pin_source(what: str, source: ConfigT, landed: Path, forget: str | None) -> 
         landed: Folder for copies of the rows of all sources, kept from run to run.
         forget: File of the users to leave out, see `recsys.data.forgotten`; None: no file.
     """
-    remove_rows = _removal(what, source, forget)
-    return pinned(source, what, source_columns(source), landed, remove_rows)
+    spans, remove_rows = getattr(source, "spans", None), _removal(what, source, forget)
+    landing = Landing(what, landed / what, spans, remove_rows)
+    return pinned(source, source_columns(source), landing)
 
 
 def source_columns(source: SourceConfig) -> list[str]:

@@ -25,8 +25,8 @@ from pydantic import Field
 
 from recsys.data.sources.tables import (
     LANDED,
+    Landing,
     PlainOptions,
-    RemoveRows,
     Table,
     answering,
     from_environment,
@@ -74,28 +74,21 @@ class KafkaTable(Table):
         with self._answering(), closing(self._consumer()) as consumer:
             self._partitions(consumer)
 
-    def pinned(
-        self,
-        columns: Sequence[str],
-        folder: Path,
-        spans: int | None,
-        what: str,
-        remove_rows: RemoveRows | None,
-    ) -> dict[str, Any]:
+    def pinned(self, columns: Sequence[str], landing: Landing) -> dict[str, Any]:
         """Lands what is new in the topic; returns the keys for the files of all nights."""
         del columns
-        nights = folder / self.topic
+        nights = landing.folder / self.topic
         nights.mkdir(parents=True, exist_ok=True)
         for path in nights.glob(".*"):  # Of a killed run.
             remove(path)
         with self._answering(), closing(self._consumer()) as consumer:
-            self._land(consumer, nights, remove_rows)
-        for old in folders_in(nights)[: -spans if spans else 0]:
+            self._land(consumer, nights, landing)
+        for old in folders_in(nights)[: -landing.spans if landing.spans else 0]:
             shutil.rmtree(old)
-        span = "{SPAN}" if what == "interactions" else "*"
+        span = "{SPAN}" if landing.what == "interactions" else "*"
         return {"files": f"{glob.escape(str(nights))}/{span}/*.jsonl", "format": "jsonl"}
 
-    def _land(self, consumer: Any, nights: Path, remove_rows: RemoveRows | None) -> None:
+    def _land(self, consumer: Any, nights: Path, landing: Landing) -> None:
         """Writes a night, if there are new messages."""
         cluster, numbers = self._partitions(consumer)
         done = [json.loads((path / LANDED).read_text()) for path in folders_in(nights)[-1:]]
@@ -117,9 +110,8 @@ class KafkaTable(Table):
         if done and not any(temporary.iterdir()):  # Only messages of open transactions.
             temporary.rmdir()
             return
-        if remove_rows is not None:
-            for file in sorted(temporary.iterdir()):
-                remove_rows(file)
+        for file in sorted(temporary.iterdir()):
+            landing.clean(file)
         manifest = {"cluster": cluster, "topic": self.topic, "partitions": ranges}
         (temporary / LANDED).write_text(json.dumps(manifest, indent=1) + "\n")
         commit_folder(temporary, nights / f"{number:08d}")

@@ -10,7 +10,6 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -20,7 +19,7 @@ from pydantic import NonNegativeInt
 from recsys.data.sources.nested import find_path, leaf_names, pick
 from recsys.data.sources.source import Piece, RawBatch, Source, check_columns, moved
 from recsys.data.sources.source_files import SourceFile
-from recsys.data.sources.tables import RemoveRows, Table, answering, required
+from recsys.data.sources.tables import Landing, Table, answering, required
 from recsys.errors import RecsysError
 from recsys.storage.bucket import is_url
 
@@ -66,16 +65,9 @@ class LakeTable(Table, Source):
         """Checks that the table can be opened and has the columns."""
         check_columns(self.name, leaf_names(self.opened().schema), columns)
 
-    def pinned(
-        self,
-        columns: Sequence[str],
-        folder: Path,
-        spans: int | None,
-        what: str,
-        remove_rows: RemoveRows | None,
-    ) -> dict[str, Any]:
+    def pinned(self, columns: Sequence[str], landing: Landing) -> dict[str, Any]:
         """Returns `format` with the newest version, if it has none."""
-        del columns, folder, spans, what, remove_rows
+        del columns, landing
         if self.version is not None:
             return {}
         return {"format": self.model_copy(update={"version": self.opened().version})}

@@ -44,7 +44,7 @@ from recsys.data.sources.streams import (
     open_bytes,
     wide_encoding,
 )
-from recsys.data.sources.tables import pinned
+from recsys.data.sources.tables import Landing, pinned
 from recsys.data.sources.text_source import TextSource
 from recsys.data.sources.tfrecord_source import TFRecordSource
 from recsys.errors import RecsysError, UsageError
@@ -84,7 +84,7 @@ def plan_pieces(
     """
     _check_dialect(source.csv_format, what)
     if isinstance(source.format, LakeTable):  # All pieces are of one version.
-        source = pinned(source, what, columns, Path())
+        source = pinned(source, columns, Landing(what, Path()))
     columns_of_ids = (*_id_columns(source), *ids)
 
     @functools.cache

@@ -20,9 +20,9 @@ from pydantic import Field
 from recsys.data.sources.source import check_columns
 from recsys.data.sources.tables import (
     LANDED,
+    Landing,
     PlainOptions,
     PlainUri,
-    RemoveRows,
     Table,
     answering,
     from_environment,
@@ -56,22 +56,14 @@ class SqlTable(Table):
         with self._answering(), self._cursor() as cursor:
             self._select(cursor, columns)
 
-    def pinned(
-        self,
-        columns: Sequence[str],
-        folder: Path,
-        spans: int | None,
-        what: str,
-        remove_rows: RemoveRows | None,
-    ) -> dict[str, Any]:
+    def pinned(self, columns: Sequence[str], landing: Landing) -> dict[str, Any]:
         """Returns the keys for a file with the rows that the query returns now."""
-        del spans, what
+        folder = landing.folder
         folder.mkdir(parents=True, exist_ok=True)
         with self._answering(), self._cursor() as cursor, replacing(folder / FILE) as temporary:
             cursor.execute(self._select(cursor, columns))
             _write(cursor.fetch_record_batch(), temporary)
-            if remove_rows is not None:
-                remove_rows(temporary)
+            landing.clean(temporary)
             n_rows = pq.read_metadata(temporary).num_rows
         landed = {"driver": self.driver, "query": self.query, "columns": [*columns], "rows": n_rows}
         commit_text(json.dumps(landed, indent=1) + "\n", folder / LANDED)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -40,6 +40,23 @@ _SECRET_KEY = re.compile(r"(?i)password|pwd|secret|token|credential|private|sasl
 _ADVICE = "write $NAME, where NAME is an environment variable that holds it"
 
 
+class Landing(NamedTuple):
+    """Where copies of a source's rows go, kept from run to run."""
+
+    what: str
+    """`interactions`, `items` or `users`."""
+    folder: Path
+    spans: int | None = None
+    """Number of newest spans that are read; None: all."""
+    remove_rows: RemoveRows | None = None
+    """Removes the rows of forgotten users from a copy; None: there are none."""
+
+    def clean(self, copy: Path) -> None:
+        """Removes the rows that must not be kept, before the copy is."""
+        if self.remove_rows is not None:
+            self.remove_rows(copy)
+
+
 class Table(Strict, abc.ABC):
     """A source that is no file. Its fields are its options in the config."""
 
@@ -59,22 +76,12 @@ class Table(Strict, abc.ABC):
         """
 
     @abc.abstractmethod
-    def pinned(
-        self,
-        columns: Sequence[str],
-        folder: Path,
-        spans: int | None,
-        what: str,
-        remove_rows: RemoveRows | None,
-    ) -> dict[str, Any]:
+    def pinned(self, columns: Sequence[str], landing: Landing) -> dict[str, Any]:
         """Returns the keys of a config that reads the rows of this moment, and no later ones.
 
         Args:
             columns: The columns to read.
-            folder: Folder for copies of rows that the table may lose, kept from run to run.
-            spans: Number of newest spans that are read; None: all.
-            what: `interactions`, `items` or `users`.
-            remove_rows: Called with each copy before it is kept; None: nothing is removed.
+            landing: Where copies of rows go that the table may lose.
 
         Raises:
             RecsysError: The table can't be read, or lacks a column.
@@ -93,30 +100,20 @@ class Table(Strict, abc.ABC):
         )
 
 
-def pinned(
-    config: ConfigT,
-    what: str,
-    columns: Sequence[str],
-    landed: Path,
-    remove_rows: RemoveRows | None = None,
-) -> ConfigT:
+def pinned(config: ConfigT, columns: Sequence[str], landing: Landing) -> ConfigT:
     """Returns a config that reads the rows of this moment; one with files is returned unchanged.
 
     Args:
         config: A table, or files.
-        what: Key of the source in `data`.
         columns: The columns to read.
-        landed: Folder for copies of the rows of all sources, kept from run to run.
-        remove_rows: Removes rows from a copy; None: nothing is removed.
+        landing: Where copies of rows go that the table may lose.
 
     Raises:
         RecsysError: The table can't be read, or lacks a column.
     """
     if not isinstance(config.format, Table):
         return config
-    spans = getattr(config, "spans", None)
-    raw = table_columns(config, columns)
-    own = config.format.pinned(raw, landed / what, spans, what, remove_rows)
+    own = config.format.pinned(table_columns(config, columns), landing)
     return config.model_copy(update=own)
 
 
