@@ -206,12 +206,12 @@ def test_a_full_disk_stops_a_push_and_no_rollback(root, tmp_path):
 @pytest.mark.parametrize(
     ("scenario", "before", "after", "content"),
     [
-        ("publish-after-rollback", [1], [1, 4], "4"),
         ("rollback", [1, 2, 3], [1], "1"),
         *(
             pytest.param(*case, marks=pytest.mark.thorough)
             for case in (
                 ("publish", [1, 2, 3], [3, 4], "4"),
+                ("publish-after-rollback", [1], [1, 4], "4"),
                 ("restore", [1, 2], [1, 2, 3], "3"),
             )
         ),

@@ -168,6 +168,7 @@ def acted(of_attributes, tmp_path_factory):
     return run
 
 
+@pytest.mark.thorough
 def test_what_was_done_with_the_last_item_predicts_the_next_one(acted):
     # Without it, the next item is one of two.
     assert found(acted, 1) > 0.9
