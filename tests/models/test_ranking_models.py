@@ -1,19 +1,21 @@
 """Rankers read every feature, learn labels given others, and score a candidate by itself."""
 
+import functools
+
 import jax
 import keras
 import numpy as np
 import pytest
-from ranking_models import LABELS, MODELS, build, rows, spec_of, with_labels
+from ranking_models import DEVICE, GENRES, LABELS, MODELS, build, rows, spec_of, with_labels
 from scipy.special import expit
 from tower_models import run
 from training_runs import on_devices
 
-import recsys
 from recsys.config import LabelConfig, TrainConfig
 from recsys.embedding import SGD, activate, device_mesh, table_layout
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
+from recsys.models.lookups import model_class
 from recsys.models.ranking_config import DcnV2Config
 from recsys.training.row_sources import sources_of_labels
 
@@ -22,6 +24,19 @@ EACH = pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[pytest.mark.thorough] * (k in VARIANTS)) for k in MODELS]
 )
 YES = LabelConfig(column="rating", at_least=4)
+
+
+@functools.cache
+def model_of(kind):
+    """Returns the model of a kind, which the tests share: to build one costs a second."""
+    return build(spec_of(**MODELS[kind]), SGD(0.1), loss="listwise" if kind == "din" else "binary")
+
+
+@functools.cache
+def weighted():
+    """Returns a model with a position, whose third label weighs more."""
+    of_labels = {"label_weights": {"buy": 3.0}}
+    return build(spec_of(type="dcn_v2", position_feature="device", **of_labels))
 
 
 def weights(model):
@@ -87,7 +102,7 @@ def dcn_v2(w, x, row):
 
 
 def test_dcn_v2_equals_numpy_up_to_the_joint_probability():
-    model = build(spec_of(type="dcn_v2", crosses=2))
+    model = model_of("dcn_v2")
     x = rows(model)
     model.set_amounts({"watch": np.array([10.0, np.nan, 30.0])})
     found = run(model, "predict_labels", x)
@@ -101,7 +116,7 @@ def test_dcn_v2_equals_numpy_up_to_the_joint_probability():
 
 @EACH
 def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
-    model = build(spec_of(**MODELS[kind]))
+    model = model_of(kind)
     x = rows(model)
     names = {side: model.names_of_side(side) for side in ("user", "item", "row")}
     together = run(model, "call", x)
@@ -112,10 +127,11 @@ def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
         for label, scores in changed.items():
             assert scores[0] == together[label][0], name
             assert (scores[1:] != together[label][1:]).any(), name
-    if model.config.stage_one:
+    if kind == "dlrm":
         unknown = run(model, "call", {name: x[name] for name in x if name != "retriever"})
         zeros = run(model, "call", {**x, "retriever": 0 * x["retriever"]})
         assert all((unknown[label] == scores).all() for label, scores in zeros.items())
+    if model.config.stage_one:
         model.set_prior(np.zeros(4, np.float32))
         without = run(model, "call", x)
         model.set_prior(np.float32([1, -2, 0.5, 3]))
@@ -123,10 +139,10 @@ def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
         for label, scores in run(model, "call", x).items():
             expected = without[label] + prior.get(label, 0)
             np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
-    # Every candidate for the last query, then for the first; context is one of a row.
-    place = np.repeat(np.int32([1, 0]), len(x["id_row"]))
+    # Four candidates for the last query, then for the first; context is one of a row.
+    place = np.repeat(np.int32([1, 0]), 4)
     queries = {name: x[name][[0, -1]] for name in names["user"] if name != "device"}
-    pairs = {name: np.tile(x[name].T, 2).T for name in (*names["item"], *names["row"], "device")}
+    pairs = {n: np.tile(x[n][:4].T, 2).T for n in (*names["item"], *names["row"], "device")}
     found = run(model, "score_pairs", queries, pairs, place)
     expected = run(model, "call", {**pairs, **{n: v[place] for n, v in queries.items()}})
     for label, scores in expected.items():
@@ -134,7 +150,7 @@ def test_a_score_depends_on_each_of_its_inputs_and_on_no_other_candidate(kind):
 
 
 def test_the_position_is_the_first_when_pairs_are_scored():
-    model = build(spec_of(type="dcn_v2", position_feature="device"))
+    model = weighted()
     model.set_position(np.int32([2]))
     x = rows(model)
     expected = run(model, "call", {**x, "device": np.full_like(x["device"], 2)})
@@ -149,7 +165,7 @@ def test_the_position_is_the_first_when_pairs_are_scored():
 
 def test_padding_of_a_history_has_no_effect():
     for kind in ("dcn_v2", "din", "candidate_transformer"):
-        model = build(spec_of(**MODELS[kind]))
+        model = model_of(kind)
         x = rows(model)
         other = {name: value.copy() for name, value in x.items()}
         for name in ("history.genres", "history.rated", "history.device"):
@@ -163,7 +179,7 @@ def test_padding_of_a_history_has_no_effect():
 
 
 def test_a_row_without_a_label_has_no_gradient_and_thinned_rows_are_corrected():
-    model = build(spec_of(type="dcn_v2", label_weights={"buy": 3.0}))
+    model = weighted()
     labels = {
         "click": np.float32([1, 0, 0, np.nan, 1, 0]),
         "buy": np.float32([1, np.nan, np.nan, np.nan, 0, np.nan]),
@@ -201,7 +217,7 @@ def test_a_row_without_a_label_has_no_gradient_and_thinned_rows_are_corrected():
 @EACH
 def test_a_step_changes_every_weight_by_a_finite_gradient(kind):
     tables = ["items", "genres", "rate"]
-    model = build(spec_of(**MODELS[kind]), SGD(0.1), loss="listwise" if kind == "din" else "binary")
+    model = model_of(kind)
     model.train_by(TrainConfig(loss="binary", table_regularisation=dict.fromkeys(tables, 0.1)))
     before = weights(model)
     model.compile(optimizer=keras.optimizers.SGD(0.1), jit_compile=True)
@@ -219,11 +235,12 @@ def test_a_step_changes_every_weight_by_a_finite_gradient(kind):
 def test_eight_devices_learn_what_one_does_in_a_proven_step(kind):
     found = []
     for n in (1, 8):
-        spec = spec_of(users=50_000, items=60_000, **MODELS[kind], table_placement="row")
+        large = {"users": 50_000, "items": 60_000, "table_placement": "row"}
+        spec = spec_of((GENRES, DEVICE), **MODELS[kind], **large)  # Each table costs seconds.
         with on_devices(n):
-            tables = recsys.models.model_class(spec.config).make_tables(spec, SGD(0.5))
+            tables = model_class(spec.config).make_tables(spec, SGD(0.5))
             activate(table_layout([*tables.values()], mesh=device_mesh(devices=n)))
-            model = recsys.models.model_class(spec.config)(spec, tables=tables, seed=7)
+            model = model_class(spec.config)(spec, tables=tables, seed=7)
             model.build()
             model.compile(optimizer=keras.optimizers.SGD(0.1), jit_compile=True)
             logs = [
@@ -239,9 +256,10 @@ def test_eight_devices_learn_what_one_does_in_a_proven_step(kind):
 
 def test_a_warm_start_carries_the_heads_of_labels_by_name():
     """Each weight whose shape depends on the labels says on which axis it has them."""
+    small = {"type": "dcn_v2", "features": (), "user_id": False, "history": 0}
     for options in ({}, {"heads": "mmoe", "tower_widths": (3,)}):
         few, more = (
-            build(spec_of(labels={n: LABELS[n] for n in names}, type="dcn_v2", **options))
+            build(spec_of(labels={n: LABELS[n] for n in names}, **small, **options))
             for names in (("click",), ("click", "watch", "buy"))
         )
         shapes = {v.path.partition("/")[2]: v.shape for v in few.weights}
@@ -283,7 +301,8 @@ def test_labels_that_the_data_lack_are_refused(labels, options, words):
 
 
 def test_a_loss_that_fits_no_label_is_refused():
-    model = build(spec_of(labels={"watch": LABELS["watch"]}, type="dcn_v2"))
+    spec = spec_of(labels={"watch": LABELS["watch"]}, type="dcn_v2")
+    model = model_class(spec.config)(spec)
     model.train_by(TrainConfig())
     with pytest.raises(UsageError, match=r"R378.*all labels of the model are amounts"):
         model.train_by(TrainConfig(loss="binary"))

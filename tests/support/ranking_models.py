@@ -26,7 +26,7 @@ LABELS = {
 }
 MODELS = {
     "dlrm": {"type": "dlrm", "bottom_widths": (5,), "stage_one": True},
-    "dcn_v2": {"type": "dcn_v2"},
+    "dcn_v2": {"type": "dcn_v2", "crosses": 2},
     "stacked": {
         "type": "dcn_v2",
         "structure": "stacked",
