@@ -29,7 +29,7 @@ def test_queries_take_the_negatives_in_turn():
 def test_margins_of_ten_thousand_have_finite_losses_and_gradients(margin):
     candidate = np.array([[margin], [0.0]], np.float32)
     arguments = (np.ones((1, 1), np.float32), candidate, np.array([1, 2]), None, 1.0)
-    loss, gradient = jax.value_and_grad(bpr)(*arguments)
+    loss, gradient = jax.jit(jax.value_and_grad(bpr))(*arguments)
     assert float(loss) == max(0, -margin)
     assert np.isfinite(gradient).all()
 
@@ -37,7 +37,7 @@ def test_margins_of_ten_thousand_have_finite_losses_and_gradients(margin):
 def test_where_all_negatives_are_liked_loss_and_gradients_are_zero():
     query, candidate = np.ones((4, 1), np.float32), np.arange(6, dtype=np.float32)[:, None]
     known = np.tile(np.array([0, 5, 6, 5], np.int32), (4, 1))
-    gradient = jax.value_and_grad(bpr, argnums=(0, 1))
+    gradient = jax.jit(jax.value_and_grad(bpr, argnums=(0, 1)))
     loss, found = gradient(query, candidate, np.arange(1, 7), None, 1.0, None, known)
     assert float(loss) == 0
     assert not any(map(np.any, found))

@@ -12,12 +12,11 @@ from tower_models import batch as a_batch
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys import TwoTower, open_data
-from recsys.config import TrainStage
+from recsys.config import TwoTowerConfig
 from recsys.data.catalogue import FeatureBags
 from recsys.models.inputs import FeatureSpec
 from recsys.models.terms import bag_weights
 from recsys.models.terms.bag_weights import inverse_frequencies
-from recsys.training.trainer import Trainer
 
 GENRES = FeatureSpec(name="genres", rows=4, width=3, dim=3)
 LINEAR = {"widths": (), "similarity": "dot", "user_id": False}
@@ -86,19 +85,18 @@ def test_no_step_changes_the_weights():
     assert not any("bag_weights" in v.path for v in model.trainable_variables)
 
 
-def test_training_counts_the_tokens_of_items_and_users(tmp_path):
+def test_the_tokens_of_items_and_users_are_counted_in_the_data(tmp_path):
     random = np.random.default_rng(0)
     lists = [random.choice(40, 6, replace=False).tolist() for _ in range(60)]
     genres = [[f"g{n}" for n in random.choice(5, 2)] for _ in range(40)]
     plans = [[f"p{min(n, 2)}"] for n in range(60)]
     write_data_folder(Csr.of_lists(lists, 40), tmp_path, {"genres": genres}, {"plan": plans})
     data = open_data(tmp_path)
-    asked = {"model": {"dim": 8, "bag_weights": "idf"}, "train": {"epochs": 1, "batch_size": 32}}
-    settings = TrainStage.model_validate(asked)
-    model = TwoTower.from_config(settings, data)
-    result = Trainer(settings.train, tmp_path / "run", verbose=0).fit(model, data)
+    model = TwoTower.from_config(TwoTowerConfig(dim=8, bag_weights="idf"), data)
+    model.build()
+    model.adapt(None, data)
     for feature in (*data.catalogue.features, *data.user_features):
-        found = np.asarray(result.model.terms["bag_weights"].of_feature[feature.name])
+        found = np.asarray(model.terms["bag_weights"].of_feature[feature.name])
         np.testing.assert_array_equal(found, inverse_frequencies(feature.bags, feature.rows))
         assert len(set(found.tolist())) > 1
 

@@ -55,6 +55,11 @@ class Weights:
         return off / np.sqrt((off**2).mean() + 1e-6) * self[f"{path}/gamma"] + self[f"{path}/beta"]
 
 
+def computed(layer, inputs):
+    """Returns the outputs of one compiled program."""
+    return outputs(jax.jit(layer), inputs)
+
+
 # --- references: one example at a time
 
 
@@ -174,7 +179,7 @@ REFERENCES = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_computes_the_papers_equations(name):
     layer, inputs = built(name)
-    found = outputs(layer, inputs)
+    found = computed(layer, inputs)
     if name == "candidates":
         found[0] = found[0] * np.asarray(inputs[2])[..., None]  # States of padding mean nothing.
     w = Weights(layer)
@@ -189,7 +194,8 @@ def test_tensorflow_gives_the_same_outputs(tmp_path):
     run_on_tensorflow(SUPPORT / "interaction_layers.py", tmp_path)
     found = np.load(tmp_path / "outputs.npz")
     for name in LAYERS:
-        for number, expected in enumerate(outputs(*built(name))):
+        layer, inputs = built(name)
+        for number, expected in enumerate(computed(layer, inputs)):
             got = found[f"{name}/{number}"]
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -199,7 +205,7 @@ def test_a_layer_made_of_its_config_starts_with_equal_weights(name):
     layer, inputs = made(name)
     config = json.dumps(keras.saving.serialize_keras_object(layer))
     again = keras.saving.deserialize_keras_object(json.loads(config))
-    for got, expected in zip(outputs(again, inputs), outputs(layer, inputs), strict=True):
+    for got, expected in zip(computed(again, inputs), computed(layer, inputs), strict=True):
         np.testing.assert_array_equal(got, expected)
     assert [v.path for v in again.weights] == [v.path for v in layer.weights]
 
@@ -208,7 +214,7 @@ def test_a_layer_made_of_its_config_starts_with_equal_weights(name):
 def test_a_layer_computes_in_the_dtype_of_its_inputs(name):
     layer, inputs = built(name)
     half = [x if x.dtype == bool else x.astype(jnp.bfloat16) for x in inputs]
-    for got, expected in zip(outputs(layer, half), outputs(layer, inputs), strict=True):
+    for got, expected in zip(computed(layer, half), computed(layer, inputs), strict=True):
         is_logits = name in ("towers", "shared bottom")
         assert got.dtype == (np.float32 if is_logits else jnp.bfloat16)
         error = np.abs(got.astype(np.float32) - expected).max()
@@ -224,7 +230,7 @@ def test_the_gradient_of_dot_products_is_that_of_plain_jax():
         return jnp.sum(jnp.einsum("bid,bjd->bij", x, x)[:, rows, columns] * upstream)
 
     found = jax.jit(jax.grad(lambda x: jnp.sum(DotInteraction()(x) * upstream)))(x)
-    np.testing.assert_allclose(found, jax.grad(plain)(x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, jax.jit(jax.grad(plain))(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["target", "target, softmax", "candidates"])
@@ -232,6 +238,7 @@ def test_padding_has_no_influence_and_no_gradient(name):
     layer, (*vectors, mask) = built(name)
     place = 0 if name == "candidates" else 1  # Of the history among the inputs.
 
+    @jax.jit
     def read(history):
         given = [*vectors[:place], history, *vectors[place + 1 :]]
         found = layer(*given, mask)
@@ -240,7 +247,8 @@ def test_padding_has_no_influence_and_no_gradient(name):
     history = vectors[place]
     other = jnp.where(mask[..., None], history, 7.0)
     np.testing.assert_array_equal(read(other), read(history))
-    gradient = np.asarray(jax.grad(lambda history: jnp.sum(jnp.square(read(history))))(history))
+    of_squares = jax.jit(jax.grad(lambda history: jnp.sum(jnp.square(read(history)))))
+    gradient = np.asarray(of_squares(history))
     assert np.isfinite(gradient).all()
     assert not gradient[~mask].any()
     assert np.abs(gradient[mask]).max(-1).all()
@@ -248,21 +256,22 @@ def test_padding_has_no_influence_and_no_gradient(name):
 
 def test_the_state_of_a_candidate_does_not_depend_on_the_others():
     layer, (history, candidates, mask) = built("candidates")
-    old_history, states = layer(history, candidates, mask)
+    read = jax.jit(layer)
+    old_history, states = read(history, candidates, mask)
     others = candidates.at[:, 1:].set(5.0 * normal(3, 8))
-    new_history, found = layer(history, others, mask)
+    new_history, found = read(history, others, mask)
     np.testing.assert_array_equal(found[:, 0], states[:, 0])
     assert np.abs(np.asarray(found - states)[:, 1:]).max(-1).all()
     np.testing.assert_array_equal(new_history, old_history)
-    alone = layer(history, candidates[:, :1], mask)[1]
+    alone = read(history, candidates[:, :1], mask)[1]
     np.testing.assert_allclose(alone[:, 0], states[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_long_history_of_candidates_attends_in_blocks_to_the_same(monkeypatch):
     layer, inputs = built("candidates")
-    whole = outputs(layer, inputs)
+    whole = computed(layer, inputs)
     monkeypatch.setattr(sequences, "_BLOCK", 2)
-    for got, expected in zip(outputs(layer, inputs), whole, strict=True):
+    for got, expected in zip(outputs(jax.jit(lambda *x: layer(*x)), inputs), whole, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from keras import ops
+from keras import KerasTensor, ops
 
 from recsys.models.experts import LabelTowers, MixtureOfExperts, ProgressiveExtraction
 from recsys.models.interactions import BilinearFusion, CrossNetwork, DotInteraction, FeatureGate
@@ -59,7 +59,7 @@ def made(name):
     kind, options, inputs = LAYERS[name]
     layer = kind(name="layer", **options)
     inputs = [ops.convert_to_tensor(x) for x in inputs]
-    layer(*inputs)
+    layer(*(KerasTensor(x.shape, x.dtype.name) for x in inputs))  # Builds it, computes nothing.
     return layer, inputs
 
 
