@@ -121,13 +121,15 @@ class World:
         delay = 0 if statistic.label is None else self.delay_s
         for token in self.tags.get(item, []) if isinstance(statistic.by, tuple) else [None]:
             for row in self.rows:
-                value = 1.0 if statistic.label is None else getattr(row, statistic.label)
                 is_own = row.item == item if statistic.by == "item" else row.user == user
+                if not is_own:
+                    continue
+                value = 1.0 if statistic.label is None else getattr(row, statistic.label)
                 has_token = row.item in self.known and token in self.tags[row.item]
                 is_before = row.time < now or (is_end and row.time == now)
                 is_known = value is not None and row.time + delay <= now
                 is_known &= row[:3] in self.trained or not only_trained
-                if is_own and (token is None or has_token) and is_before and is_known:
+                if (token is None or has_token) and is_before and is_known:
                     seen.append(value)
         if statistic.kind == "count":
             return [len(seen)]
