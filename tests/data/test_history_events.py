@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from batch_sources import N_EVENTS, N_ITEMS, N_USERS, make_log
 from split_worlds import make, write
+from training_runs import on_devices
 
 from recsys.config import (
     BlessConfig,
@@ -190,7 +191,8 @@ def test_views_that_predict_purchases_are_learned(tmp_path, pooling):
         bless=BlessConfig(metric="recall@3", at_least=0.0, over={}, over_blessed=0.0),
     )
     ingested(tmp_path, sessions(), **KINDS, **VIEWS)
-    train(stage, tmp_path / "data", tmp_path / "model")
-    result = evaluate(judged, tmp_path / "model", tmp_path / "data", tmp_path)
+    with on_devices(1):
+        train(stage, tmp_path / "data", tmp_path / "model")
+        result = evaluate(judged, tmp_path / "model", tmp_path / "data", tmp_path)
     # Views are uniform, so purchases alone predict 3 of 30 items.
     assert result["metrics"]["recall@3"] > 0.9

@@ -1,5 +1,7 @@
 """Models saved and loaded again, on the mesh that they come from and on any other."""
 
+import functools
+
 import keras
 import keras_rs
 import numpy as np
@@ -85,6 +87,28 @@ def assert_close(one, two):
         np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Returns the folder with both kinds of files of two epochs of one batch, and what followed."""
+
+    @functools.cache
+    def of(mesh):
+        folder = tmp_path_factory.mktemp("saved")
+        (x, y) = next(batches(1))
+        with on_mesh(mesh, TABLES, STACKS):
+            model = make()
+            callback = keras.callbacks.OrbaxCheckpoint(
+                str(folder / "orbax"), save_on_background=False, max_to_keep=2
+            )
+            model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[callback], verbose=0)
+            model.save(folder / "saved.keras")
+            then = state(model)
+            return folder, then, state(train(model, 2, seed=1))
+
+    return of
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("source", "target"),
     [
@@ -93,14 +117,12 @@ def assert_close(one, two):
         pytest.param("2×2", "one device", marks=pytest.mark.thorough),
     ],
 )
-def test_a_keras_file_comes_back_on_any_mesh_and_trains_on(tmp_path, source, target):
-    path = tmp_path / "saved.keras"
-    with on_mesh(source, TABLES, STACKS):
-        model = train(make(), 2)
-        model.save(path)
-        then, later = state(model), state(train(model, 2, seed=1))
+def test_a_keras_file_comes_back_on_any_mesh_and_trains_on(saved, source, target):
+    folder, then, later = saved(source)
     with on_mesh(target, TABLES, STACKS):
-        model = keras.saving.load_model(path, custom_objects={"half_squares": half_squares})
+        model = keras.saving.load_model(
+            folder / "saved.keras", custom_objects={"half_squares": half_squares}
+        )
         assert isinstance(model, SparseModel)
         assert_same_bits(state(model), then)
         assert_close(state(train(model, 2, seed=1)), later)
@@ -108,51 +130,33 @@ def test_a_keras_file_comes_back_on_any_mesh_and_trains_on(tmp_path, source, tar
         assert len({str(shard.index) for shard in shards}) == int(target[-1].replace("e", "1"))
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """Two epochs of one batch on eight devices, kept by Keras' Orbax callback."""
-    folder = tmp_path_factory.mktemp("orbax") / "checkpoints"
-    (x, y) = next(batches(1))
-    with on_mesh("8", TABLES, STACKS):
-        model = make()
-        callback = keras.callbacks.OrbaxCheckpoint(
-            str(folder), save_on_background=False, max_to_keep=2
-        )
-        model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[callback], verbose=0)
-        then = state(model)
-        return folder, then, state(train(model, 2, seed=1))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "target", ["2×2", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("8", "1"))]
 )
-def test_an_orbax_checkpoint_comes_back_on_any_mesh_and_trains_on(checkpoint, target):
-    folder, then, later = checkpoint
+def test_an_orbax_checkpoint_comes_back_on_any_mesh_and_trains_on(saved, target):
+    folder, then, later = saved("8")
     with on_mesh(target, TABLES, STACKS):
         model = train(make(), 1, seed=9)
-        model.load_weights(str(folder))
+        model.load_weights(str(folder / "orbax"))
         assert_same_bits(state(model), then)
         assert_close(state(train(model, 2, seed=1)), later)
 
 
 def test_an_accumulation_that_is_half_done_goes_on_where_it_was(tmp_path):
-    def fresh():
-        model = make()
-        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-        model.compile(optimizer, half_squares)
-        return model
-
-    whole = train(fresh(), 4)
-    half = train(fresh(), 3)
-    half.save(tmp_path / "half.keras")
+    whole = make()
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    whole.compile(optimizer, half_squares)
+    untouched = state(train(whole, 2))
+    first, last = batches(2, seed=1)
+    whole.train_on_batch(*first)
+    whole.save(tmp_path / "half.keras")
     half = keras.saving.load_model(
         tmp_path / "half.keras", custom_objects={"half_squares": half_squares}
     )
-    x, y = list(batches(4))[-1]
-    half.train_on_batch(x, y)
+    for model in (whole, half):
+        model.train_on_batch(*last)
     assert_close(state(half), state(whole))
-    untouched = state(train(fresh(), 2))
     assert not np.array_equal(state(half)["row/embeddings"], untouched["row/embeddings"])
 
 

@@ -109,7 +109,7 @@ def test_loss_is_the_softmax_over_the_set_of_candidates(kernels, item_row, known
 def test_a_candidate_drawn_ten_times_as_often_weighs_a_tenth(kernels):
     ones = np.ones((2, 4), np.float32)
     log_q = np.log(np.array([0.05, 0.5], np.float32))
-    loss = sampled_softmax(ones, ones, np.array([1, 2]), log_q, 1.0)
+    loss = jax.jit(sampled_softmax)(ones, ones, np.array([1, 2]), log_q, 1.0)
     # Odds of 10 : 1 for the rare candidate; one query wants it, the other the common one.
     assert float(loss) == pytest.approx((np.log(11 / 10) + np.log(11)) / 2)
 
@@ -118,7 +118,7 @@ def test_the_gradients_of_two_orthogonal_pairs_are_those_on_paper(kernels):
     # Logits (1, 0) and (0, 1) over temperature 1/2: p of the negative is 1 / (1 + e²).
     unit = np.eye(2, dtype=np.float32)
     item_row, log_q = np.array([1, 2], np.int32), np.zeros(2, np.float32)
-    gradient = jax.grad(sampled_softmax, argnums=(0, 1))
+    gradient = jax.jit(jax.grad(sampled_softmax, argnums=(0, 1)))
     d_query, d_candidate = gradient(unit, unit, item_row, log_q, 0.5)
     p = 1 / (1 + np.exp(2))
     # Half of each query's loss, twice the slope of a logit.
@@ -130,7 +130,7 @@ def test_the_gradients_of_two_orthogonal_pairs_are_those_on_paper(kernels):
 def test_row_zero_fills_lists_of_known_items_up_and_masks_nothing(kernels):
     ones, log_q = np.ones((2, 4), np.float32), np.zeros(2, np.float32)
     known = np.zeros((2, 3), np.int32)
-    loss = sampled_softmax(ones, ones, np.array([0, 1]), log_q, 1.0, known=known)
+    loss = jax.jit(sampled_softmax)(ones, ones, np.array([0, 1]), log_q, 1.0, known=known)
     assert float(loss) == pytest.approx(np.log(2))
 
 

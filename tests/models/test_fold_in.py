@@ -107,8 +107,12 @@ def test_another_loss_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "layers", "validation"),
-    [(1, {"widths": None}, {"share": 0.1}), (2, {"widths": [], "history_tower": True}, None)],
-    ids=["rows", "features on two devices"],
+    [
+        pytest.param(1, {"widths": None}, None, id="rows", marks=pytest.mark.thorough),
+        pytest.param(
+            2, {"widths": [], "history_tower": True}, {"share": 0.1}, id="features on two devices"
+        ),
+    ],
 )
 def test_a_trained_model_solves_any_user_by_the_vectors_of_its_items(
     devices, layers, validation, tmp_path
