@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import pytest
 from embedding_meshes import on_mesh
-from places import ROOT
+from on_tensorflow import run_on_tensorflow
+from places import ROOT, SUPPORT
 from training_runs import on_devices
 
 from recsys.embedding import (
@@ -103,28 +104,15 @@ def test_a_subclassed_model_comes_back_from_a_file_and_trains_on(mesh, tmp_path)
         )
 
 
-READ = """
-import json, sys
-import numpy as np
-import tensorflow as tf
-served = tf.saved_model.load(sys.argv[1])
-x = {name: np.array(values) for name, values in json.load(open(sys.argv[2])).items()}
-x = {name: tf.constant(v, tf.float32 if name == "number" else tf.int32) for name, v in x.items()}
-json.dump([served.serve(x).numpy().tolist(), [v.shape.as_list() for v in served.variables]],
-          open(sys.argv[3], "w"))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_exported_model_computes_the_same_and_holds_no_slots(tmp_path):
     model, (x, _) = trained(), batch(9)
     model.export(tmp_path / "export", verbose=False)
-    files = [tmp_path / name for name in ("export", "x.json", "y.json")]
     short = {name: values[:5].tolist() for name, values in x.items()}
-    files[1].write_text(json.dumps(short))
-    subprocess.run([sys.executable, "-c", READ, *files], check=True, capture_output=True)
-    served, shapes = json.loads(files[2].read_text())
+    (tmp_path / "x.json").write_text(json.dumps(short))
+    run_on_tensorflow(SUPPORT / "serve_export.py", tmp_path)
+    served, shapes = json.loads((tmp_path / "y.json").read_text())
     np.testing.assert_allclose(served, model.predict(x, verbose=0)[:5], rtol=1e-5, atol=1e-6)
     table = [shape for shape in shapes if shape[-1:] == [DIM]]
     assert len(table) == 1

@@ -12,7 +12,7 @@ from recsys.config import DataConfig
 from recsys.stages.ingest import ingest
 from recsys.storage.bucket import Bucket
 
-N, START, DAY = 2_000, 1_700_006_400, 86_400
+N, START, DAY = 1_000, 1_700_006_400, 86_400
 COLUMNS = {"user": "user", "item": "item", "timestamp": "time"}
 
 

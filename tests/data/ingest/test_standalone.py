@@ -163,25 +163,6 @@ def test_too_many_rejected_rows_leave_no_data(raw):
 
 
 @pytest.mark.slow
-def test_features_are_those_of_the_raw_columns(raw):
-    features = (
-        CategoriesFeature(name="genres", column="genres"),
-        WordsFeature(name="words", column="title", max_tokens=2),
-    )
-    data = ingest(config(raw, items=items(raw, features=features)), raw / "out", progress=False)
-    genres = data.catalogue.features[0]
-    rows = dict(zip(data.catalogue.ids, genres.bags, strict=True))
-    names = {id_: [genres.tokens[t] for t in bag if t] for id_, bag in rows.items()}
-    assert names == {
-        "": [], "i0": ["a", "b"], "i1": ["b"], "i2": ["c", "a", "b"], "i3": [], "new": [],
-    }  # fmt: skip
-    assert [(f.name, f.side, f.width) for f in data.spec.features] == [
-        ("genres", "item", 8), ("words", "item", 2),
-    ]  # fmt: skip
-    assert [*Catalogue.open(raw / "out" / "catalogue").titles] == [*data.titles]
-    assert json.loads((raw / "out" / "ingest.json").read_text())["items"]["read"] == 4
-
-
 def test_files_with_the_quirks_of_exports_are_read_whole(tmp_path):
     for day in range(1, 9):
         folder = tmp_path / "events" / f"dt=2024-01-{day:02}"
@@ -190,24 +171,35 @@ def test_files_with_the_quirks_of_exports_are_read_whole(tmp_path):
         (folder / "part-0.csv").write_text("user,item\n" + rows)
     (tmp_path / "events" / "_SUCCESS").touch()
     (tmp_path / "events" / "_part-1.csv").write_text("user,item\nghost,ghost\n")
-    versions = [f"{100 + n},v{v},\"['g{v}', 'even']\",{v}" for v in (1, 2, 0) for n in range(6)]
+    versions = [f"{100 + n},The v{v},\"['g{v}', 'even']\",{v}" for v in (1, 2, 0) for n in range(6)]
+    versions.append("106,The v2,last,9")  # Without events.
     (tmp_path / "items.csv").write_text("\n".join(["item,title,genres,v", *versions]) + "\n")
     interactions = InteractionsConfig(
         files=str(tmp_path / "events" / "**" / "*"),
         columns=InteractionColumns(user="user", item="item", timestamp="dt"),
         timestamp_unit="iso8601",
     )
-    features = (CategoriesFeature(name="genres", column="genres"),)
+    features = (
+        CategoriesFeature(name="genres", column="genres"),
+        WordsFeature(name="words", column="title", max_tokens=2),
+    )
     catalogue = items(tmp_path, features=features, latest="v")
     data_config = DataConfig(interactions=interactions, items=catalogue, eval_share=0.2)
     data = ingest(data_config, tmp_path / "out", progress=False)
     assert data.counts["read"] == 96
     assert data.counts["users"] == 5
-    assert set(data.titles) == {"", "v2"}
+    assert set(data.titles) == {"", "The v2"}
     ids = {row["item_id"] for row in data.events("train").to_pylist()}
     assert ids == {str(100 + n) for n in range(6)}
-    names = Catalogue.open(tmp_path / "out" / "catalogue").features[0].tokens
-    assert sorted(names or []) == ["", "even", "g2"]
+    assert [*Catalogue.open(tmp_path / "out" / "catalogue").titles] == [*data.titles]
+    genres = data.catalogue.features[0]
+    bags = dict(zip(data.catalogue.ids, genres.bags, strict=True))
+    names = {id_: [genres.tokens[t] for t in bag if t] for id_, bag in bags.items()}
+    assert names == {"": [], "106": ["last"], **{id_: ["g2", "even"] for id_ in ids}}
+    assert [(f.name, f.side, f.width) for f in data.spec.features] == [
+        ("genres", "item", 8), ("words", "item", 2),
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "out/ingest.json").read_text())["items"]["read"] == 19
     summary = json.loads((tmp_path / "out/dead_letters/items/summary.json").read_text())
     assert (summary["duplicates"], summary["conflicts"]) == (12, 12)
     told = json.loads((tmp_path / "out/dead_letters/interactions/summary.json").read_text())
