@@ -146,6 +146,25 @@ def part_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def pair_data(tmp_path_factory):
+    """The data folder of pairs."""
+    from pair_worlds import make_data
+
+    return made_once(tmp_path_factory, "pair_data", make_data) / "data"
+
+
+@pytest.fixture(scope="session")
+def trained_pair(tmp_path_factory, pair_data):
+    """The folder of a small pair that was trained on `pair_data`."""
+    from pair_worlds import make_pair
+
+    def make(folder):
+        make_pair(folder / "pair", pair_data)
+
+    return made_once(tmp_path_factory, "trained_pair", make) / "pair"
+
+
+@pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """The data folder of small trainings."""
     from training_runs import write_data

@@ -3,14 +3,16 @@
 from collections import defaultdict
 from types import SimpleNamespace
 
+import jax
 import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-from pair_worlds import FEATURES, RANKER_CONFIG, impressions, make_data, make_pair
+from pair_worlds import RANKER_CONFIG, impressions, make_data
 
 import recsys
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
+from recsys.data.dataset import Data
 from recsys.data.statistics import StatisticsState
 from recsys.embedding import device_mesh
 from recsys.evaluation.api import measured
@@ -25,21 +27,16 @@ from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.retrieval.judging.systems import System, SystemEmbeddings, reordered
 
 N, K = RANKER_CONFIG["candidates"], 5
-USER_ROWS = {"name": "user_rows", "kind": "count", "by": "user", "as": "dense"}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(trained_pair, pair_data, tmp_path_factory):
     """A pair, its data, and later data with other rows, new users and new items."""
-    folder = tmp_path_factory.mktemp("pair")
-    rows = impressions()
+    rows, data = impressions(), Data(pair_data)
     other = [r._replace(user=f"late{r.user}", item=f"late{r.item}") for r in rows[-40:]]
-    more = {"features": [*FEATURES, USER_ROWS]}
-    data = make_data(folder / "one", rows, **more)
-    later = make_data(folder / "two", [*other, *rows], **more)
+    later = make_data(tmp_path_factory.mktemp("later"), [*other, *rows])
     assert data.items.fingerprint() != later.items.fingerprint()
-    pair = make_pair(folder / "pair", data)
-    return SimpleNamespace(pair=pair, data=(data, rows), later=(later, [*other, *rows]))
+    return SimpleNamespace(pair=trained_pair, data=(data, rows), later=(later, [*other, *rows]))
 
 
 def stage(**bless):
@@ -75,6 +72,7 @@ def reference(pair, data, rows):
     items = [name for name in retriever.items.names_of_rows() if name]
     own, of_data = retriever.items.rows(items), data.items.rows(items)
     found = defaultdict(lambda: defaultdict(list))
+    embed_query, predicted = jax.jit(retriever.model.embed_query), jax.jit(ranker.model)
 
     def query(model, user, past, asked):
         past = past[::-1][: model.model.spec.config.history]
@@ -99,9 +97,7 @@ def reference(pair, data, rows):
             positives = {r.item for r in asked} - seen
             if not positives:
                 continue
-            embedded = np.asarray(
-                retriever.model.embed_query(query(retriever, user, past, asked[0]))
-            )
+            embedded = np.asarray(embed_query(query(retriever, user, past, asked[0])))
             scores = (catalogue[own] @ embedded[0]).astype(np.float32)
             order = sorted(
                 (n for n, item in enumerate(items) if item not in seen),
@@ -129,7 +125,7 @@ def reference(pair, data, rows):
                 # Of users as of the query.
                 "user_rows": user_rows.encode(np.full((len(top), 1), n_before, np.float32)),
             }
-            joint = ranker.model.joint_scores(ranker.model(inputs))
+            joint = ranker.model.joint_scores(predicted(inputs))
             click, buy = (maps[name].apply(np.asarray(joint[name])) for name in ("click", "buy"))
             new = top[np.argsort(-(click * buy**0.5), kind="stable")]
             for name, ranked in (("first", order), ("pair", [*new, *order[N:]])):

@@ -1,9 +1,8 @@
 """The bundle of a pair, beside the lists that its signatures and NumPy make."""
 
+import contextlib
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,35 +13,42 @@ from commands import run_main
 pytest.importorskip("tensorflow")
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import tensorflow as tf
-from pair_worlds import make_data, make_pair, pair_stage
+from on_tensorflow import run_on_tensorflow
+from pair_worlds import pair_stage
+from places import SUPPORT
 from registrations import undone
+from training_runs import on_devices
 
 import recsys
 from recsys.bundles.bundle import read_manifest
 from recsys.bundles.publishing import latest, publish, rollback
+from recsys.data.dataset import Data
 from recsys.forget.files import Names
 from recsys.forget.served import forget_in_versions
 from recsys.savedmodel.signatures import SavedModelGraph
 from recsys.training.pair import train_pair
 
-SUPPORT = Path(__file__).parents[1] / "support"
 K, N_CANDIDATES = 8, 12
 OWN_RANKER = {"type": "rows_and_list", "dim": 4, "feature_dim": 4, "history": 3, "width": 8}
 
 
-class World:
-    """A pair on made-up impressions, and its bundles."""
+@contextlib.contextmanager
+def plugin():
+    """Lets folders load the ranker's plugin, which is not there before or after."""
+    with undone():
+        yield
+    sys.modules.pop("ranker_plugin", None)
 
-    def __init__(self, folder):
-        self.folder, self.data = folder, make_data(folder)
-        make_pair(folder / "pair", self.data)
-        with undone():
-            make_pair(folder / "own", self.data, ["ranker_plugin"], model=OWN_RANKER)
-        del sys.modules["ranker_plugin"]
-        train_pair(pair_stage(share_tables=True), self.data.folder, folder / "shared")
-        script = [sys.executable, str(SUPPORT / "pair_exports.py"), str(folder)]
-        environment = {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(SUPPORT.parents[1])}
-        subprocess.run(script, check=True, env=environment, cwd=SUPPORT.parents[1])
+
+class World:
+    """A pair on made-up impressions, one of a plugin's ranker with shared tables, their bundles."""
+
+    def __init__(self, folder, data, pair):
+        self.folder, self.data, self.pair = folder, Data(data), pair
+        with plugin(), on_devices(1):
+            own = pair_stage(["ranker_plugin"], share_tables=True, model=OWN_RANKER)
+            train_pair(own, data, folder / "shared")
+        run_on_tensorflow(SUPPORT / "pair_exports.py", folder, data, pair)
         self.bundle = recsys.load_bundle(folder / "bundle")
         self.graph = SavedModelGraph(folder / "bundle")
 
@@ -79,8 +85,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("pair"))
+def world(tmp_path_factory, pair_data, trained_pair):
+    return World(tmp_path_factory.mktemp("pair"), pair_data, trained_pair)
 
 
 @pytest.mark.parametrize("device", ["", "tv"])
@@ -113,7 +119,6 @@ def test_what_a_ranker_reads_of_the_list_changes_its_score(world):
 
 def test_another_ranker_than_that_of_training_is_refused(world):
     assert "[R530] The buy of rank" in (world.folder / "refused.txt").read_text()
-    assert not (world.folder / "refused").exists()
 
 
 def test_a_ranker_that_was_left_out_is_not_in_the_bundle(world):
@@ -170,7 +175,9 @@ def test_a_bundle_with_shared_tables_has_one_copy_which_forgets_users(world, tmp
         return {name: reader.get_tensor(name) for name, shape in shapes.items() if len(shape) == 2}
 
     before = variables(world.folder / "shared_bundle")
-    for table in recsys.load_model(world.folder / "shared").model.tables.values():
+    with plugin():
+        tables = recsys.load_model(world.folder / "shared").model.tables
+    for table in tables.values():
         rows = table.read_rows()
         (name,) = (name for name, values in before.items() if np.array_equal(values, rows))
         if table.name == "users":
@@ -184,32 +191,35 @@ def test_a_bundle_with_shared_tables_has_one_copy_which_forgets_users(world, tmp
     np.testing.assert_array_equal(*rest)
 
 
-@pytest.mark.parametrize("name", ["pair", "shared"])
-def test_a_bundle_is_measured_as_its_folder_is(world, name):
+EVALUATED = {"baselines": [], "k": [5], "progress": False}
+
+
+def assert_measured_alike(bundle, folder):
+    """Asserts that the evaluations of a bundle and of its folder have the same figures."""
+    assert bundle.metrics == pytest.approx(folder.metrics, abs=1e-5)
+    its, own = (one.content["ranker"] for one in (bundle, folder))
+    assert its["metrics"] == pytest.approx(own["metrics"], abs=1e-5)
+    assert its["live"]["metrics"] == pytest.approx(own["live"]["metrics"], abs=1e-5)
+
+
+def test_a_bundle_is_measured_as_its_folder_is(world):
     """With `alone`, of which the ranker was left out."""
-    options = {"baselines": [], "k": [5], "progress": False}
-    bundles = {"pair": ("bundle", "alone"), "shared": ("shared_bundle",)}
-    folder, bundle, *rest = (
-        recsys.evaluate(world.folder / one, world.data, **options) for one in (name, *bundles[name])
+    folder, bundle, alone = (
+        recsys.evaluate(one, world.data, **EVALUATED)
+        for one in (world.pair, world.folder / "bundle", world.folder / "alone")
     )
+    assert_measured_alike(bundle, folder)
     retriever = folder.content["retriever"]["metrics"]
     assert folder.metrics["ndcg@5"] != pytest.approx(retriever["ndcg@5"], abs=1e-5)
-    assert bundle.metrics == pytest.approx(folder.metrics, abs=1e-5)
-    for state in ("metrics", "live"):
-        of_rows = [one.content["ranker"] for one in (folder, bundle)]
-        own, its = (
-            one["metrics"] if state == "metrics" else one[state]["metrics"] for one in of_rows
-        )
-        assert its == pytest.approx(own, abs=1e-5)
-    for alone in rest:
-        assert alone.metrics == pytest.approx({n: retriever[n] for n in alone.metrics}, abs=1e-5)
+    assert alone.metrics == pytest.approx({n: retriever[n] for n in alone.metrics}, abs=1e-5)
 
 
 def test_the_ranker_of_a_plugin_is_found_by_its_folder_and_served_without_the_plugin(world):
-    bundle, options = world.folder / "own_bundle", {"baselines": [], "k": [5], "progress": False}
+    """Its tables are the retriever's."""
+    bundle = world.folder / "shared_bundle"
     assert recsys.load_bundle(bundle).recommend("u1", k=3).stage == "ranker"
-    served = recsys.evaluate(bundle, world.data, **options)
+    served = recsys.evaluate(bundle, world.data, **EVALUATED)
     assert "ranker_plugin" not in sys.modules
-    with undone():
-        trained = recsys.evaluate(world.folder / "own", world.data, **options)
-    assert served.metrics == pytest.approx(trained.metrics, abs=1e-5)
+    with plugin():
+        trained = recsys.evaluate(world.folder / "shared", world.data, **EVALUATED)
+    assert_measured_alike(served, trained)

@@ -1,4 +1,4 @@
-"""Exports pairs: two, one whose ranker is another than training's, one that is left out."""
+"""Exports pairs, one without its ranker; checks one against another ranker than training's."""
 
 import json
 import shutil
@@ -12,32 +12,28 @@ from checked_here import CheckedHere
 from recsys.bundles.export import Sources, export
 from recsys.config import ExportConfig, ExportStage
 from recsys.errors import RecsysError
+from recsys.pair.serving import PairServing
+from recsys.savedmodel.signatures import load_saved_model
 
 K = 8
-folder = Path(sys.argv[1])
+folder, data, pair = map(Path, sys.argv[1:])
 stage = ExportStage(name="shop", export=ExportConfig(k=K))
 evaluation = {
     "metrics": {"ndcg@10": 0.5}, "intervals": {}, "confidence": 0.95, "baselines": {},
     "users": 9, "queries": 9, "candidates": 40, "query": "at_cut", "verdict": {"reasons": []},
     "pair": {"second_stage": "left_out"},
 }  # fmt: skip
-mock.patch("recsys.bundles.export.ParityProcess", CheckedHere).start()
-
-
-def made(out, model="pair", evaluation=None):
-    export(stage, Sources(folder / model, folder / "data", evaluation=evaluation), folder / out)
-
-
-made("bundle")
-made("own_bundle", "own")
-made("shared_bundle", "shared")
 (folder / "evaluation.json").write_text(json.dumps(evaluation))
-made("alone", evaluation=folder)
-bent = shutil.copytree(folder / "pair", folder / "bent") / "ranker" / "rank_probe.npz"
+mock.patch("recsys.bundles.export.ParityProcess", CheckedHere).start()
+export(stage, Sources(pair, data), folder / "bundle")
+export(stage, Sources(pair, data, evaluation=folder), folder / "alone")
+export(stage, Sources(folder / "shared", data), folder / "shared_bundle")
+bent = shutil.copytree(pair, folder / "bent") / "ranker" / "rank_probe.npz"
 probe = dict(np.load(bent))
 probe["score.buy"] = np.roll(probe["score.buy"], 1)  # As of another ranker.
 np.savez(bent, **probe)
+reference = PairServing(stage, Sources(folder / "bent", data)).reference()
 try:
-    made("refused", "bent")
+    reference.check(load_saved_model(folder / "bundle"), folder / "bundle", print)
 except RecsysError as error:
     (folder / "refused.txt").write_text(str(error))

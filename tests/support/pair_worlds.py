@@ -11,6 +11,7 @@ from recsys.pair.folder import RANKER, write_pair
 FEATURES = [
     {"name": "device", "column": "device", "kind": "category"},
     {"name": "item_rate", "kind": "mean", "label": "click", "by": "item", "as": "dense"},
+    {"name": "user_rows", "kind": "count", "by": "user", "as": "dense"},
 ]
 TRAIN = {"batch_size": 64, "epochs": 2, "table_learning_rate": 0.05}
 RETRIEVER = {
@@ -31,10 +32,10 @@ def impressions():
     return shown(n_users=60, n_items=40, n=8)
 
 
-def make_data(folder, rows=None, **more):
+def make_data(folder, rows=None):
     """Ingests impressions; returns the opened data folder."""
     rows = impressions() if rows is None else rows
-    return ingested(folder, rows, **{"features": FEATURES, **more})
+    return ingested(folder, rows, features=FEATURES)
 
 
 def pair_stage(plugins=(), **ranker):
@@ -43,11 +44,10 @@ def pair_stage(plugins=(), **ranker):
     return PairStage.model_validate(whole, strict=False)
 
 
-def make_pair(folder, data, plugins=(), **ranker):
-    """Trains both models, and joins them in `folder`."""
-    stage = pair_stage(plugins, **ranker)
-    train_here(RETRIEVER, data.folder, folder)
+def make_pair(folder, data):
+    """Trains both models on a data folder, and joins them in `folder`."""
+    stage = pair_stage()
+    train_here(RETRIEVER, data, folder)
     own = json.loads(ranker_stage(stage).model_dump_json())
-    train_here(own, data.folder, folder / RANKER)
+    train_here(own, data, folder / RANKER)
     write_pair(folder / RANKER, stage.ranker)
-    return folder

@@ -23,7 +23,8 @@ def undisturbed(data, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("steps", [(60,), pytest.param((30, 120), marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("steps", [(60,), (30, 120)])
 def test_a_run_that_is_killed_ends_with_the_same_bits_and_the_same_curve(
     undisturbed, data, tmp_path, steps
 ):

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
-from pair_worlds import make_data
+from training_runs import on_devices
 
 from recsys.config import PairStage
 from recsys.data.dataset import Data
@@ -42,6 +42,13 @@ STAGE = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_device():
+    """The results of a training don't depend on the number of devices."""
+    with on_devices(1):
+        yield
+
+
 def stage(**ranker):
     config = {**STAGE, "ranker": {**STAGE["ranker"], **ranker}}
     return PairStage.model_validate(config, strict=False)
@@ -55,24 +62,24 @@ def killed(*_):
     raise Killed
 
 
-def make_world(folder, **ranker):
-    data, own = make_data(folder), stage(**ranker)
-    train(retriever_stage(own), data.folder, folder / "retriever")
-    folders = (data.folder, folder / "pair", folder / "checkpoints")
+def make_world(folder, data, **ranker):
+    own = stage(**ranker)
+    train(retriever_stage(own), data, folder / "retriever")
+    folders = (data, folder / "pair", folder / "checkpoints")
     pair.train_pair(own, *folders, retriever=folder / "retriever")
     return folder
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A folder with `data`, a `retriever`, and the `pair` that was trained for it at once."""
-    return make_world(tmp_path_factory.mktemp("pair"))
+def world(tmp_path_factory, pair_data):
+    """A folder with a `retriever`, and the `pair` that was trained for it at once."""
+    return make_world(tmp_path_factory.mktemp("pair"), pair_data)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared(tmp_path_factory, pair_data):
     """The same, with shared tables: the retriever is the inner one."""
-    return make_world(tmp_path_factory.mktemp("shared"), share_tables=True)
+    return make_world(tmp_path_factory.mktemp("shared"), pair_data, share_tables=True)
 
 
 def weights(folder):
@@ -92,7 +99,7 @@ def weights(folder):
     ],
 )
 def test_a_killed_training_goes_on_and_makes_the_same_pair(
-    name, parts, trainings, tmp_path, monkeypatch, request
+    name, parts, trainings, pair_data, tmp_path, monkeypatch, request
 ):
     world, trained = request.getfixturevalue(name), []
     own = stage(share_tables=name == "shared")
@@ -106,7 +113,7 @@ def test_a_killed_training_goes_on_and_makes_the_same_pair(
             patched.setattr(pair, "train", recorded)
             if part is not None:
                 patched.setattr(pair, part, killed)
-            folders = (world / "data", tmp_path / "pair", tmp_path / "checkpoints")
+            folders = (pair_data, tmp_path / "pair", tmp_path / "checkpoints")
             try:
                 pair.train_pair(own, *folders, retriever=world / "retriever")
             except Killed:
@@ -118,9 +125,9 @@ def test_a_killed_training_goes_on_and_makes_the_same_pair(
     np.testing.assert_array_equal(*probes)
 
 
-def test_the_inner_retriever_learns_only_from_the_older_events(world):
+def test_the_inner_retriever_learns_only_from_the_older_events(world, pair_data):
     (inner,) = (world / "checkpoints").glob("*/inner")
-    trained, store = load_model(inner), Data(world / "data").store
+    trained, store = load_model(inner), Data(pair_data).store
     held = training_events(store.train, trained.stage.train, store.split).held
     np.testing.assert_array_equal(held, newest_share(store.train, 0.3))
     older = np.delete(np.asarray(store.train.item_row), held)
@@ -139,11 +146,11 @@ def test_it_has_as_many_epochs_as_the_retriever_needed(world, tmp_path):
         assert pair.inner_stage(stage(), folder).train.epochs == epoch
 
 
-def test_another_score_trains_nothing(world, tmp_path):
+def test_another_score_trains_nothing(world, pair_data, tmp_path):
     out = shutil.copytree(world / "pair", tmp_path / "pair")
     before = weights(out)
     again = stage(score="click * click", deadline_ms=5.0)
-    folders = (world / "data", out, world / "checkpoints")
+    folders = (pair_data, out, world / "checkpoints")
     result = pair.train_pair(again, *folders, retriever=world / "retriever")
     assert weights(out) == before
     assert not result["ranker"]["resumed_at"]  # It was finished.
@@ -152,9 +159,9 @@ def test_another_score_trains_nothing(world, tmp_path):
 
 
 @pytest.mark.parametrize("base", ["pair", pytest.param("retriever", marks=pytest.mark.thorough)])
-def test_a_ranker_continues_from_that_of_a_pair(world, tmp_path, base):
+def test_a_ranker_continues_from_that_of_a_pair(world, pair_data, tmp_path, base):
     config = PairStage.model_validate({**STAGE, "warm_start": {}}, strict=False)
-    folders = (world / "data", tmp_path / "pair", tmp_path / "checkpoints", world / base)
+    folders = (pair_data, tmp_path / "pair", tmp_path / "checkpoints", world / base)
     result = pair.train_pair(config, *folders)
     assert result["warm_start"]["base"] == str(world / base)
     warm = result["ranker"]["warm_start"]
@@ -169,11 +176,13 @@ def rows_of(folder, name):
     return np.load(folder / "weights" / f"{number}.npy")
 
 
-def test_a_ranker_learns_from_newer_rows_with_the_tables_of_the_inner_retriever(shared, tmp_path):
+def test_a_ranker_learns_from_newer_rows_with_the_tables_of_the_inner_retriever(
+    shared, pair_data, tmp_path
+):
     """These don't move, have no slots, and are in no checkpoint."""
     (work,) = (path.parent for path in (shared / "checkpoints").glob("*/inner"))
     (candidates,) = work.glob("candidates-*")
-    data, inner = Data(shared / "data", candidates=candidates), load_model(work / "inner")
+    data, inner = Data(pair_data, candidates=candidates), load_model(work / "inner")
     own = ranker_stage(stage(share_tables=True).model_copy(update={"model": inner.stage.model}))
     model = model_class(own.model).from_config(own, data)
     trainer = Trainer.of_stage(own, tmp_path / "checkpoints", verbose=0)
@@ -202,8 +211,8 @@ def test_a_ranker_learns_from_newer_rows_with_the_tables_of_the_inner_retriever(
     np.testing.assert_array_equal(*counts)
 
 
-def test_only_a_retriever_without_the_newest_events_shares_its_tables(world, tmp_path):
-    folders = (world / "data", tmp_path / "pair", tmp_path / "checkpoints")
+def test_only_a_retriever_without_the_newest_events_shares_its_tables(world, pair_data, tmp_path):
+    folders = (pair_data, tmp_path / "pair", tmp_path / "checkpoints")
     with pytest.raises(UsageError, match=r"R391.*newest 30%"):
         pair.train_pair(stage(share_tables=True), *folders, retriever=world / "retriever")
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from places import ROOT
-from training_runs import STAGE, on_devices, write_data
+from training_runs import EVERY, STAGE, on_devices, write_data
 
 from recsys.config import EvaluateStage, TrainStage
 from recsys.data.dataset import open_data
@@ -165,6 +165,29 @@ def test_a_run_that_has_ended_is_restored_and_not_trained_again(trained, data):
     log = EpochLog()
     again = fit(data, checkpoints, callbacks=[log])
     assert log.begun == log.steps == []
+    assert again.history == result.history
+    assert_same_bits(again, result)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of an exception runs."""
+
+
+def test_a_run_that_is_killed_in_an_epoch_ends_with_the_same_bits(trained, data, tmp_path):
+    class Kill(EpochLog):
+        def on_train_batch_end(self, batch, logs=None):
+            if len(self.begun) == 2 and batch == 10:
+                raise Killed
+
+    checkpoint = CheckpointConfig(every_steps=EVERY, background=False)
+    train = SETTINGS.train.model_copy(update={"checkpoint": checkpoint})
+    settings = SETTINGS.model_copy(update={"train": train})
+    with pytest.raises(Killed):
+        fit(data, tmp_path, settings=settings, callbacks=[Kill()])
+    (result, log, _), again = trained, fit(data, tmp_path, settings=settings)
+    assert again.progress.resumed_at == [EVERY]
+    assert EVERY % (len(log.steps) // EPOCHS)  # In the middle of an epoch.
+    assert again.curve == result.curve
     assert again.history == result.history
     assert_same_bits(again, result)
 

@@ -14,6 +14,7 @@ import pytest
 from commands import run_main
 from optuna.trial import TrialState
 from s3_server import s3, s3_address
+from training_runs import on_devices
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainStage
@@ -98,7 +99,8 @@ def test_the_best_config_is_one_to_run_on_and_reaches_what_is_said(world, study,
     config = load_config(study[0]["config"])
     assert config == load_config(world / "config.yaml", [*sets, root])
     stage = load_stage(world / "root" / "tuning" / "study" / "best.yaml", TrainStage)
-    looks = train(stage, world / "data", tmp_path / "model")["validation"]
+    with on_devices(1):
+        looks = train(stage, world / "data", tmp_path / "model")["validation"]
     assert max(look["recall@10"] for look in looks) == best["value"]
 
 
