@@ -361,12 +361,16 @@ def test_a_forgotten_user_is_in_no_file_under_the_root(root, forgotten):
 @pytest.mark.pipeline
 @pytest.mark.slow
 def test_a_forgotten_user_is_in_no_object_of_a_bucket(s3, tmp_path, monkeypatch, exported_world):
+    from pipelines import commands
+
     monkeypatch.setenv("RECSYS_CACHE", str(tmp_path / "cache"))
     bucket, root = Bucket(f"{s3}/runs"), local_folder(f"{s3}/runs")
     with written(root):
         make_root(tmp_path, exported_world, root, bucket.url)
     shutil.rmtree(tmp_path / "cache")  # Another machine.
-    assert forget(tmp_path, PERSON)["landed"] == 2
+    (tmp_path / "people.json").write_text(json.dumps([PERSON]))
+    words = ["--config", tmp_path / "config.yaml", "--users", tmp_path / "people.json"]
+    assert commands.main(["forget", *map(str, words)])["landed"] == 2
     shutil.rmtree(tmp_path / "cache")
     assert files_with(fetched(local_folder(bucket.url)), PERSON) == []
     kept = json.loads(bucket.read(".recsys/manifest.json")[0])["files"]
