@@ -23,7 +23,7 @@ from recsys.config.load import load_config
 from recsys.data import event_features
 from recsys.data.dataset import FACTS, GRAPHS, Data, seal_inputs, verify_inputs
 from recsys.data.dead_letters import Tally, check_rejected
-from recsys.data.ingest.engines import check_engine, engine_args
+from recsys.data.ingest.engines import check_engine, engine_args, transform_args
 from recsys.data.ingest.entity_rows import (
     SPLIT,
     Transformed,
@@ -215,7 +215,7 @@ class _FolderIngestion:
         return beam.Pipeline(options=PipelineOptions(with_local_runner(self._args)))
 
     def _features(self, entities: Mapping[str, Path]) -> dict[str, Transformed]:
-        """Computes the features of items and users, in one job."""
+        """Computes the features of items and users."""
         made = {
             what: Transformed(self._work / f"{what}-tokens", self._folder / GRAPHS / what)
             for what, config in self._data.sides.items()
@@ -231,7 +231,7 @@ class _FolderIngestion:
             for what, folders in made.items()
         ]
         with _step("Features", "tokens are made"):
-            transform(sides, with_local_runner(self._args))
+            transform(sides, transform_args(self._args))
         release_freed()
         return made
 

@@ -77,6 +77,15 @@ def engine_args(beam: BeamConfig, root: Path, *parts: Any) -> list[str]:
     return own + args
 
 
+def transform_args(args: Sequence[str]) -> list[str]:
+    """Returns the options for a job of TFT: those of the local runner where an engine can't."""
+    from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+    runner = PipelineOptions(list(args)).view_as(StandardOptions).runner
+    can_run = all(one.runs_tfx for one in ENGINES.values() if one.runner == runner)
+    return with_local_runner(args if can_run else ())
+
+
 def _environment(beam: BeamConfig, root: Path, parts: Sequence[Any]) -> list[str]:
     if not beam.workers:
         return ["--environment_type=LOOPBACK"]

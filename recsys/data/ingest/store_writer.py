@@ -110,6 +110,7 @@ def make_vocabularies(
                     {"data.vocabulary.items.min_count": rules.min_count},
                 )
             diffs[name] = growth.write(out / file, split)
+        release_freed()
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
 
 

@@ -105,19 +105,28 @@ class Side(NamedTuple):
 
 
 def transform(sides: Sequence[Side], beam_args: Sequence[str]) -> None:
-    """Writes the token rows of items and users, and the graphs that make them, in one job.
+    """Writes the token rows of items and users, and the graphs that make them.
 
-    An engine takes a minute for TFT's many tasks, so the local runner does small sides.
+    An engine takes a quarter of a minute for TFT's many tasks, so small sides are made locally, in
+    one job. Large ones have a job each: TFT can't trace two graphs in threads of one process.
 
     Args:
         sides: What to transform.
-        beam_args: Options of the Beam pipeline.
+        beam_args: Options of the Beam pipelines.
     """
     n_bytes = sum(Path(file).stat().st_size for s in sides for file in example_files(s.examples))
-    options = PipelineOptions(beam_args if n_bytes > _LOCAL_BYTES else with_local_runner(()))
+    if n_bytes <= _LOCAL_BYTES:
+        _run_job(sides, with_local_runner(()))
+    else:
+        for side in sides:
+            _run_job([side], beam_args)
+
+
+def _run_job(sides: Sequence[Side], beam_args: Sequence[str]) -> None:
     with (
-        tempfile.TemporaryDirectory(prefix="recsys-transform-") as scratch,
-        beam.Pipeline(options=options) as pipeline,
+        # Beside the output, which all workers can access.
+        tempfile.TemporaryDirectory(prefix=".transform-", dir=sides[0].tokens.parent) as scratch,
+        beam.Pipeline(options=PipelineOptions(list(beam_args))) as pipeline,
         tft_beam.Context(temp_dir=scratch),
     ):
         for side in sides:

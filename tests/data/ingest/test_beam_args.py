@@ -22,7 +22,7 @@ from recsys.config import (
     ItemsConfig,
 )
 from recsys.data.features import CategoriesFeature
-from recsys.data.ingest.engines import ENGINES
+from recsys.data.ingest.engines import ENGINES, transform_args
 from recsys.data.ingest.tasks import LOCAL_RUNNER, with_local_runner
 
 pytestmark = pytest.mark.pipeline
@@ -123,6 +123,8 @@ def test_the_engine_of_a_config_runs_the_steps_without_a_wheel_of_tfx(
     args = {n: s.beam_pipeline_args for n, s in specs.items() if isinstance(s, BeamExecutorSpec)}
     assert args.keys() == {"InteractionGen", "ItemGen", "StatisticsGen", "Transform"}
     assert option in args["InteractionGen"]
+    of_features = PipelineOptions(transform_args(args["InteractionGen"])).get_all_options()
+    assert of_features["runner"] == of_tfx
     for name, of_step in args.items():
         wanted = of_tfx if name in ("StatisticsGen", "Transform") else runner
         assert PipelineOptions(of_step).get_all_options()["runner"] == wanted, name
