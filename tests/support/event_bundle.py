@@ -7,7 +7,6 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
-import tensorflow as tf
 from checked_here import CheckedHere
 
 from recsys.bundles.export import Sources, export
@@ -28,12 +27,12 @@ def main(folder):
     with mock.patch("recsys.bundles.export.ParityProcess", CheckedHere):
         export(stage, Sources(folder / "model", folder / "data"), bundle)
     loaded = load_bundle(bundle)
-    signatures = tf.saved_model.load(str(bundle)).signatures
-    embedded = [embedding(signatures["embed_query"], query, loaded) for query in asked]
+    graph = loaded.retriever._graph
+    embedded = [embedding(graph, query, loaded) for query in asked]
     np.save(folder / "embedded.npy", np.concatenate(embedded))
     answers = {"answers": [in_every_form(loaded, query) for query in asked]}
     users = sorted({query["user"] for query in asked})
-    stored = signatures["stored_history"](user_id=tf.constant(users))["item_ids"].numpy()
+    stored = graph.ask("stored_history", {"user_id": np.array(users, object)})["item_ids"]
     answers["stored"] = {
         user: [id_.decode() for id_ in ids if id_] for user, ids in zip(users, stored, strict=True)
     }
@@ -64,13 +63,13 @@ def as_text(value):
     return "" if value is None else str(value)
 
 
-def embedding(signature, query, loaded):
+def embedding(graph, query, loaded):
     texts = {name: x or [""] for name, x in texts_of(query, loaded).items()}
     inputs = {
-        name: tf.constant([texts.get(name, [""])])
-        for name in signature.structured_input_signature[1]
+        name: np.array([texts.get(name, [""])], object) for name in graph.signatures["embed_query"]
     }
-    return signature(**{**inputs, "user_id": tf.constant([query["user"]])})["embedding"].numpy()
+    inputs["user_id"] = np.array([query["user"]], object)
+    return graph.ask("embed_query", inputs)["embedding"]
 
 
 def in_every_form(loaded, query):

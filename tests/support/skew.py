@@ -169,7 +169,6 @@ def main(folder):
     everything = saved.inputs.candidate(np.arange(saved.items.n_rows))
     candidates = saved.model.embed_candidate(everything).numpy()
     retrieval = Retrieval(saved, candidates, histories, raw["item"], raw["user"], 3)
-    ask = retrieval.signatures()
     rows, found = {}, {}
     for side, config in (("item", items), ("user", users)):
         asked, columns = as_a_client_sends(config, folder / f"{side}s.csv")
@@ -191,7 +190,8 @@ def main(folder):
     # The features of each are given to a stranger, and what is stored is never read.
     asked, columns = found["item"]
     strangers = tf.constant([f"not {id_}" for id_ in asked])
-    served = ask["embed_candidate"](item_id=strangers, **columns)["embedding"].numpy()
+    answer = tf.function(retrieval.embed_candidate)(item_id=strangers, **columns)
+    served = answer["embedding"].numpy()
     inputs = saved.inputs.candidate(np.arange(1, len(asked) + 1))
     inputs["id_row"] = np.zeros(len(asked), np.int32)
     trained = saved.model.embed_candidate(inputs).numpy()
@@ -199,33 +199,38 @@ def main(folder):
     asked, columns = found["user"]
     n = len(asked)
     given = tf.constant([["?"]] * n)
-    answer = ask["embed_query"](user_id=tf.constant(asked), history=given, **columns)
+    answer = tf.function(retrieval.embed_query)(
+        user_id=tf.constant(asked), history=given, **columns
+    )
     rows_of_users = np.arange(1, n + 1, dtype=np.int32)
     inputs = saved.inputs.query(rows_of_users, np.zeros((n, 2), np.int32), saved.model.config)
     trained = saved.model.embed_query(inputs).numpy()
     differences["user"] = float(np.abs(answer["embedding"].numpy() - trained).max())
     refused = {}
+    # One graph of each side refuses, as a bundle's would.
+    graphs = {side: tf.function(features.or_stored) for side, features in raw.items()}
     for side, name in (("item", "price"), ("user", "age"), ("user", "score")):
         asked, columns = found[side]
         for text in ("inf", "-Infinity", "nan", "1e39", "0x10", "cheap"):
             given = columns[name].numpy()
             given[3, 0] = text
             wrong = {**columns, name: tf.constant(given, tf.string)}
-            refused[f"{name} {text}"] = refusal(raw[side], asked, wrong)
+            refused[f"{name} {text}"] = refusal(graphs[side], asked, wrong)
     asked, columns = found["item"]
     for text in ("1|2", "1|2|3|4"):
         cover = tf.constant([text.split("|")] * len(asked))
         stored = {"cover": tf.zeros([len(asked), 4])}
-        refused[f"cover {text}"] = refusal(raw["item"], asked, {**columns, "cover": cover}, stored)
+        refused[f"cover {text}"] = refusal(
+            graphs["item"], asked, {**columns, "cover": cover}, stored
+        )
     told = {"rows": rows, "differences": differences, "refused": refused}
     (folder / "skew.json").write_text(json.dumps(told))
 
 
-def refusal(features, asked, columns, stored=None):
-    """Returns what the graph says of wrong columns, as a bundle's would."""
-    ask = tf.function(lambda ids: features.or_stored(ids, columns, stored or {}))
+def refusal(ask, asked, columns, stored=None):
+    """Returns what a graph says of wrong columns."""
     try:
-        ask(tf.constant(asked))
+        ask(tf.constant(asked), columns, stored or {})
     except tf.errors.InvalidArgumentError as error:
         return error.message
     return None

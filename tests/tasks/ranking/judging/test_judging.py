@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from row_worlds import DAY, START, ingested, shown
@@ -221,7 +222,7 @@ def test_a_trained_model_is_judged_by_its_calibrated_predictions(world, tmp_path
     n, statistics = np.arange(len(data.store.eval_rows)), StatisticsState.open(data.folder, "cut")
     read = read_rows(data.store, "eval", n, trained.inputs, config, "cut", statistics)
     inputs = {x.name: read[x.name] for x in trained.model.inputs_of_sides}
-    scores = trained.model.joint_scores(trained.model(inputs))
+    scores = trained.model.joint_scores(jax.jit(trained.model)(inputs))
     predicted = maps["click"].apply(np.asarray(scores["click"]))
     value = sklearn.log_loss(read["label.click"], predicted, sample_weight=1 / read["rate"])
     for model in (folder, trained):

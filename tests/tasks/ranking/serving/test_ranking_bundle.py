@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import system_worlds
 from row_worlds import LABELS, ingested, shown
 
 import recsys
@@ -280,7 +281,10 @@ def test_items_of_one_calibrated_probability_are_in_the_order_of_their_scores(wo
     shutil.copytree(world.model_folder, tmp_path / "model")
     steps = Isotonic(logit=(-99.0, 99.0), probability=(0.25, 0.25))
     save_calibration(tmp_path / "model", {"click": steps})
-    bundle = recsys.export(tmp_path / "model", world.data, tmp_path / "bundle", name="shop")
+    (tmp_path / "data").symlink_to(world.data.folder)
+    (tmp_path / "export.json").write_text(json.dumps({"name": "shop"}))
+    bundle = tmp_path / "bundle"
+    system_worlds.export(tmp_path, tmp_path / "model", bundle)
     query = {"user": "u3", "items": [f"i{n}" for n in range(12)], "context": {"device": "tv"}}
     expected, found = (recsys.load_bundle(one).rank(**query) for one in (world.bundle, bundle))
     assert [item.id for item in found] == [item.id for item in expected]

@@ -3,6 +3,7 @@
 import json
 import signal
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -91,14 +92,15 @@ def test_a_training_learns_and_calibrates_what_the_source_thinned(data, tmp_path
     # The position isn't read when a row is judged: any other gives the same score.
     inputs = model_inputs(read, trained.inputs, trained.model.spec.config)
     moved = {**inputs, "place": inputs["place"][::-1].copy()}
-    own, other = (trained.model(x)["click"] for x in (inputs, moved))
+    model = jax.jit(trained.model)
+    own, other = (model(x)["click"] for x in (inputs, moved))
     np.testing.assert_array_equal(own, other)
     # It is the first one.
     (place,) = (f for f in trained.inputs.event_features if f.name == "place")
     np.testing.assert_array_equal(trained.model.position, place.encode(pa.array(["0"]))[0])
     probe = read_probe(tmp_path / "model")
     again = trained.model.joint_scores(
-        trained.model(model_inputs(probe.rows, trained.inputs, trained.model.spec.config))
+        model(model_inputs(probe.rows, trained.inputs, trained.model.spec.config))
     )
     for name, score in probe.scores.items():
         np.testing.assert_allclose(score, again[name], atol=1e-5)
@@ -106,15 +108,17 @@ def test_a_training_learns_and_calibrates_what_the_source_thinned(data, tmp_path
 
 @pytest.mark.parametrize("loss", ["listwise", pytest.param("pairwise", marks=pytest.mark.thorough)])
 def test_losses_over_impressions_learn(data, tmp_path, loss):
-    train_here(stage({"history": 0}, loss=loss, epochs=8), data.folder, tmp_path / "model")
+    options = stage({"history": 0}, loss=loss, epochs=8, validation=None)
+    train_here(options, data.folder, tmp_path / "model")
     scores, read, _ = scores_of(tmp_path / "model", data)
     assert auc(scores[:, 0], read["label.click"]) > 0.68
 
 
 def test_a_warm_start_goes_on(data, tmp_path):
     base = tmp_path / "base"
-    train_here(stage(epochs=3, validation=None), data.folder, base)
-    train_here(stage(validation=None), data.folder, tmp_path / "next", words=["--base", base])
+    options = stage(epochs=1, validation=None)
+    train_here(options, data.folder, base)
+    train_here(options, data.folder, tmp_path / "next", words=["--base", base])
     summary = json.loads((tmp_path / "next" / "training.json").read_text())
     assert summary["warm_start"]["warm_starts"] == 1
 

@@ -22,7 +22,7 @@ from places import SUPPORT
 from recsys.bundles.bundle import read_manifest
 from recsys.data.event_features import encode_features
 from recsys.data.store import InteractionStore
-from recsys.models.inference import embed_queries
+from recsys.models.inference import Inference
 from recsys.tasks.retrieval.judging.queries import make_queries
 from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder
 
@@ -62,7 +62,7 @@ def world(tmp_path_factory):
     model, inputs = write_model(folder / "model", folder / "data")
     (folder / "asked.json").write_text(json.dumps(ASKED))
     run_on_tensorflow(SUPPORT / "event_bundle.py", folder)
-    return folder, events, features, model, inputs
+    return folder, events, features, Inference(model), inputs
 
 
 def seconds(value):
@@ -92,7 +92,7 @@ def encoded(features, rows, gaps):
 
 def expected(world, query):
     """Returns the embedding of a query by the trained model, with inputs made in NumPy."""
-    _, events, features, model, inputs = world
+    _, events, features, inference, inputs = world
     rows, now = query["history"], seconds(query["context"].get(TIME))
     if not rows:
         own = np.flatnonzero(events.who == query["user"])[::-1][: HISTORY + 1]
@@ -119,9 +119,8 @@ def expected(world, query):
     for name, x in attributes.items():
         given[f"history.{name}"] = np.pad(x, ((0, pad), (0, 0)))[None]
     items = [str(row["item"]) for row in rows] + [""] * pad
-    return embed_queries(
-        model, inputs.users.rows([query["user"]]), inputs.items.rows(items)[None], inputs, given
-    )[0]
+    rows = inputs.users.rows([query["user"]]), inputs.items.rows(items)[None]
+    return inference.queries(*rows, inputs, given)[0]
 
 
 def gaps_of_store(events: Events, user):
@@ -176,9 +175,9 @@ def test_the_manifest_lists_the_raw_columns(world):
     "kind", ["each_moment", pytest.param("at_cut", marks=pytest.mark.thorough)]
 )
 def test_a_folder_and_its_bundle_are_judged_alike(world, kind):
-    folder, _, features, model, inputs = world
+    folder, _, features, inference, inputs = world
     store = InteractionStore.open(folder / "data" / "store")
-    names = [x.name for x in inputs.event_inputs(model.spec.config)]
+    names = [x.name for x in inputs.event_inputs(inference.model.spec.config)]
     assert len(names) == sum(
         (not one.get("outcome", False)) + (not one.get("context", False)) for one in KINDS
     )

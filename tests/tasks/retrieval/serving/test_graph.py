@@ -13,7 +13,7 @@ from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyCon
 from recsys.data.catalogue import FeatureBags
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.models import ModelInputs, ModelSpec, TwoTower
-from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models.inference import Inference, embed_catalogue
 from recsys.tasks.model_folder import load_model, save_model
 
 pytestmark = pytest.mark.slow
@@ -80,6 +80,7 @@ class World:
 
     def __init__(self, folder):
         self.saved = load_model(folder / "model")
+        self.queries = Inference(self.saved.model).queries  # Compiled once.
         self.embeddings = np.load(folder / "model" / "candidates.npy")
         self.histories = serving_histories(InteractionStore.open(folder / "data" / "store"))
         counts = np.bincount(self.histories.item_rows, minlength=_ITEMS + 1).astype(float)
@@ -118,7 +119,7 @@ class World:
         else:
             rows = (self.read(user, history) + [0] * _HISTORY)[:_HISTORY]
             row = self.saved.users.rows([user]) if user else np.zeros(1, np.int32)
-            query = embed_queries(self.saved.model, row, np.array([rows]), self.saved.inputs)
+            query = self.queries(row, np.array([rows]), self.saved.inputs)
             scores = (query @ self.embeddings.T)[0]
         scores[0] = -np.inf
         return scores

@@ -32,14 +32,11 @@ _USERS = {
     "columns": {"user": "uid"},
     "features": [
         {"name": "plan", "column": "plan", "kind": "category"},
-        {"name": "shared", "column": "plan", "kind": "category", "hash_buckets": 3},
         {"name": "bio", "column": "bio", "kind": "words"},
         {"name": "score", "column": "score", "kind": "number", "buckets": 5},
-        {"name": "age", "column": "age", "kind": "number", "buckets": 3},
         {"name": "rank", "column": "age", "kind": "number", "as": "dense", "scale": "log"},
         {"name": "part", "column": "score", "kind": "number", "as": "dense"},
         {"name": "taste", "column": "taste", "kind": "vector", "width": 2},
-        {"name": "both", "kind": "cross", "of": ["plan", "age"], "hash_buckets": 40},
     ],
 }
 # Composed and decomposed, blanks of every kind around and inside, quotes, signs, case.

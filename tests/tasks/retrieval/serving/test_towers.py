@@ -36,8 +36,9 @@ _KINDS = {
         "activation": "tanh",
         "item_bias": True,
         "item_neighbours": 3,
+        "learn_temperature": True,
     },
-    "dot": {"similarity": "dot", "learn_temperature": True, "widths": (6,)},
+    "dot": {"similarity": "dot", "widths": (6,)},
     "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
     "linear": {"widths": (), "user_id": False, "similarity": "dot"},
     "ligr": {
@@ -147,7 +148,7 @@ def worlds(request, tmp_path_factory):
         folder = tmp_path_factory.mktemp("towers")
         write_world_data(folder / "data", with_features)
         for kind, options in kinds.items():
-            if kind in {*computed, "dot"}:
+            if kind in computed:
                 write_model(folder / f"model-{kind}", options, folder / "data")
                 found[kind] = folder
         if here := computed & kinds.keys():
@@ -225,7 +226,7 @@ def test_a_bundle_without_times_refuses_them(worlds):
 
 
 def test_a_learned_temperature_is_kept(worlds):
-    saved = load_model(worlds["dot"] / "model-dot")
+    saved = load_model(worlds["sequence"] / "model-sequence")
     [log] = [v for v in saved.model.weights if "temperature" in v.path]
     number = [variable.path for variable in saved.model.weights].index(log.path)
     rng = np.random.default_rng(number)
