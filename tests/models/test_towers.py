@@ -12,6 +12,7 @@ from tower_models import (
     HISTORY,
     ITEMS,
     POOLINGS,
+    SEQUENCE,
     USERS,
     batch,
     build,
@@ -352,7 +353,7 @@ def after_steps(options, devices):
 
 @pytest.mark.slow
 def test_one_and_eight_devices_train_alike():
-    options = {**BARE, **POOLINGS["two blocks"], "item_bias": True}
+    options = {**BARE, "pooling": SEQUENCE, "item_bias": True}
     losses, expected = after_steps(options, 1)
     on_eight, found = after_steps(options, 8)
     np.testing.assert_allclose(on_eight, losses, atol=1e-5)
