@@ -32,18 +32,19 @@ def runs(
     from recsys.config.load import load_config
     from recsys.report.runs import RUNS
     from recsys.runs.summary import read_summaries
-    from recsys.storage.working_folder import fetched
+    from recsys.storage.working_folder import fetched, home_of
     from recsys.tuning import FOLDER, read_records, shown_state
 
     folder = fetched(root or load_config(config).root_folder, f"{RUNS}/", f"{FOLDER}/")
+    home = home_of(folder) or folder
     records, damaged = read_summaries(folder, n)
     studies = read_records(folder)
     is_named = len({record["name"] for record in records}) > 1
     listed = [{"record": file, "why": why} for file, why in damaged]
     result = {"root": str(folder), "runs": records, "damaged": listed, "studies": studies}
     people = {
-        f"Runs in {folder}": [_run_row(record, is_named=is_named) for record in records],
-        "": None if records else f"There are no records of runs in {folder}.",
+        f"Runs in {home}": [_run_row(record, is_named=is_named) for record in records],
+        "": None if records else f"There are no records of runs in {home}.",
         "damaged": [f"{file} can't be read: {why}" for file, why in damaged],
     }
     for study in studies:

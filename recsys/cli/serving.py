@@ -176,7 +176,7 @@ def rollback(
     """
     from recsys.bundles.publishing import listed
     from recsys.bundles.publishing import rollback as roll_back
-    from recsys.storage.working_folder import fetched, written
+    from recsys.storage.working_folder import fetched, home_of, written
 
     serving = serving_folder(config, root)
     if list_only:
@@ -188,7 +188,8 @@ def rollback(
     result = {"served": int(done.served.name), "bundle": str(done.served)}
     withdrawn: dict[str, Any] = {"withdrawn, and not published again": done.withdrawn}
     if done.withdrawn:
-        options = {"--config": config, "--root": root, "--to": done.withdrawn[-1]}
+        home = root and (home_of(root) or root)
+        options = {"--config": config, "--root": home, "--to": done.withdrawn[-1]}
         words = [str(w) for option in options.items() if option[1] is not None for w in option]
         withdrawn["to restore"] = shlex.join(["recsys", "rollback", *words])
     people = {**result, **withdrawn}

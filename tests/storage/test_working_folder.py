@@ -2,14 +2,18 @@
 
 import json
 import os
+import shlex
+import shutil
 import sqlite3
 import threading
 import time
 from contextlib import closing
 
 import pytest
+from commands import run_main
 from s3_server import dropped, proxied, s3, s3_address, truncated, unavailable
 
+from recsys.bundles.bundle import write_manifest
 from recsys.errors import BusyError, RecsysError
 from recsys.storage import bucket_lock, working_folder
 from recsys.storage.bucket import Bucket
@@ -178,6 +182,21 @@ def test_readers_get_the_newest_version_only_and_follow_pushes_and_rollbacks(
     assert "serving/m/2/saved_model.pb" not in keys(s3)
     restored = fetched(machine("b"), "serving/")
     assert contents(restored)["serving/m/.withdrawn-2/saved_model.pb"] == b"2"
+
+
+def test_a_rollback_says_how_any_machine_restores_the_version(machine, s3, capsys):
+    root = machine()
+    with written(root):
+        for version in (1, 2):
+            write(root, f"serving/m/{version}/a", b"a")
+            write_manifest(root / "serving" / "m" / str(version), {})
+    assert run_main("rollback", "--root", f"{s3}/runs/x") == 0
+    printed = capsys.readouterr().out
+    words = shlex.split(next(line for line in printed.splitlines() if "to restore" in line))
+    shutil.rmtree(root)
+    machine("b")
+    assert run_main(*words[words.index("rollback") :]) == 0
+    assert "serving/m/2/a" in keys(s3)
 
 
 def test_only_the_parts_that_were_fetched_are_committed(machine):
