@@ -48,7 +48,10 @@ def _forking() -> subprocess.Popen[str]:
 def _main() -> None:
     with contextlib.suppress(ImportError):
         import tensorflow_transform.beam  # noqa: F401
-    import recsys.bundles.export  # noqa: F401
+    import recsys.bundles.export
+    import recsys.serving.recommendations
+    import recsys.tasks.ranking.serving.side
+    import recsys.tasks.retrieval.serving.side  # noqa: F401
 
     for line in sys.stdin:
         child = os.fork()

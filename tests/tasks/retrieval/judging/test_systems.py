@@ -5,6 +5,7 @@ import json
 import shutil
 import types
 
+import jax
 import keras
 import numpy as np
 import pyarrow as pa
@@ -99,7 +100,13 @@ def by_hand(world, data, queries):
             rows[n, place] = row if is_same else theirs
     ids = data.store.eval_users.ids.to_pylist()
     users = saved.users.rows([ids[user] for user in queries.user])
-    return np.asarray(saved.model.embed_query(saved.inputs.query(users, rows, saved.model.config)))
+    return towers_of(saved)(users, rows)
+
+
+def towers_of(saved):
+    """Returns a function of user rows and histories: the trainer's tower, as one program."""
+    tower = jax.jit(saved.model.embed_query)
+    return lambda *rows: np.asarray(tower(saved.inputs.query(*rows, saved.model.config)))
 
 
 def test_a_folder_and_its_bundle_embed_queries_as_the_towers_do(world, measured):
@@ -189,11 +196,9 @@ def test_any_user_can_be_queried_and_a_bundle_reports_progress(
     n = 375
     ids = pa.array(["u1", "nobody at all", "u39", "u1"] * n, pa.large_string())
     history = np.array([[9, 8, 0, 0], [7, 0, 0, 6], [0, 0, 0, 0], [0, 0, 0, 0]] * n, np.int32)
-    expected = saved.model.embed_query(
-        saved.inputs.query(saved.users.rows(ids), history, saved.model.config)
-    )
+    expected = towers_of(saved)(saved.users.rows(ids), history)
     for subject, path in zip(opened["data"][1], (world.model, world.bundle), strict=True):
-        np.testing.assert_allclose(subject.embed(ids, history), np.asarray(expected), atol=1e-5)
+        np.testing.assert_allclose(subject.embed(ids, history), expected, atol=1e-5)
         assert (subject.name, subject.history) == (str(path), HISTORY)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [(event["done"], event["total"]) for event in events[-2:]] == [
