@@ -43,6 +43,13 @@ JUDGED = {
     },
 }
 
+RUN = """
+import json, runpy, sys
+for module, words in json.loads(sys.argv[1]):
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
 
 def likes(user, item):
     """Users of one half take the items of the same half."""
@@ -66,12 +73,17 @@ class World:
         tables = (event_table(part, users, items) for part in (train, held_out))
         write_data(folder / "data", CUT, *tables, users, items)
 
-    def stage(self, name, module, config, backend="jax", **options):
-        path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(config))
-        words = [f"--{key}={value}" for key, value in {"config": path, **options}.items()]
+    def stage(self, name, config, **options):
+        """Returns the module of a stage, and its options."""
+        options["config"] = self.folder / f"{name}.yaml"
+        options["config"].write_text(yaml.safe_dump(config))
+        words = [f"--{key}={value}" for key, value in options.items()]
+        return f"recsys.stages.{name}", [f"--data={self.folder / 'data'}", *words]
+
+    def run(self, *stages, backend="jax"):
+        """Runs stages one after the other in a process of their own."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend}
-        command = [sys.executable, "-m", module, f"--data={self.folder / 'data'}", *words]
+        command = [sys.executable, "-c", RUN, json.dumps(stages)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -79,13 +91,12 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     world = World(tmp_path_factory.mktemp("pointwise"))
-    model, bundle = world.folder / "model", world.folder / "bundle"
-    world.stage("train", "recsys.stages.train", CONFIG, out=model)
-    out = world.folder / "evaluation"
-    world.stage("evaluate", "recsys.stages.evaluate", JUDGED, model=model, out=out)
+    model, out = world.folder / "model", world.folder / "evaluation"
+    train = world.stage("train", CONFIG, out=model)
+    world.run(train, world.stage("evaluate", JUDGED, model=model, out=out))
     export = {"name": "pointwise", "plugins": ["examples.custom_task"]}
-    folders = {"model": model, "out": bundle, "evaluation": out}
-    world.stage("export", "recsys.stages.export", export, "tensorflow", **folders)
+    folders = {"model": model, "out": world.folder / "bundle", "evaluation": out}
+    world.run(world.stage("export", export, **folders), backend="tensorflow")
     return world
 
 
