@@ -21,7 +21,7 @@ def stored(log):
     return log.user_index(numbers), log.item_row[numbers], log.timestamp[numbers]
 
 
-@settings(max_examples=4)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**20),
     rule=st.sampled_from([("time", 0), ("time", 1), ("time", DAY), ("random", 0)]),

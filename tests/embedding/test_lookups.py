@@ -9,6 +9,7 @@ from embedding_meshes import (
     assert_equal,
     compiled,
     on_mesh,
+    read_references,
     step_references,
 )
 from embedding_reference import known_bags, weight_gradients
@@ -73,7 +74,9 @@ def test_six_kinds_of_features_share_one_table_in_one_step(mesh, placement):
         for x, bags, y in batches(features, references, PARTS[mesh], 2):
             model.train_on_batch(x, y)
             step_references(features, references, bags, y)
-        # What was read is in the gradients.
+        found = model.predict_on_batch(x)
+        expected = read_references(features, references, bags)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
         assert_equal(model, references)
 
 

@@ -184,7 +184,7 @@ def test_a_mask_gives_the_bits_of_weights_that_are_0_or_1(exchange, node):
             features = dict.fromkeys(tables, x["rooted"])
             features |= {f"{name}_weight": weight for name in tables}
             model.train_on_batch(features, y)
-            states.append([*model.state().values()])
+            states.append((model.predict_on_batch(features), *model.state().values()))
             plans = [plan for table in model.step_traffic for plan in table.reads]
             assert [plan.n_bag_arrays for plan in plans] == [int(weight is mask)] * 3 + [0]
     for values, expected in zip(*map(jax.tree.leaves, states), strict=True):

@@ -12,7 +12,6 @@ from tower_models import (
     HISTORY,
     ITEMS,
     POOLINGS,
-    SEQUENCE,
     USERS,
     batch,
     build,
@@ -353,7 +352,7 @@ def after_steps(options, devices):
 
 @pytest.mark.slow
 def test_one_and_eight_devices_train_alike():
-    options = {**BARE, "pooling": SEQUENCE, "item_bias": True}
+    options = {**BARE, **POOLINGS["two blocks"], "item_bias": True}
     losses, expected = after_steps(options, 1)
     on_eight, found = after_steps(options, 8)
     np.testing.assert_allclose(on_eight, losses, atol=1e-5)

@@ -41,7 +41,7 @@ def plugin():
 
 
 class World:
-    """A pair on made-up impressions, one of a plugin's ranker with shared tables, their bundles."""
+    """A pair on made-up impressions, a pair of a plugin's ranker that shares tables, bundles."""
 
     def __init__(self, folder, data, pair):
         self.folder, self.data, self.pair = folder, Data(data), pair

@@ -77,7 +77,7 @@ def test_the_model_of_two_losses_trains_on_a_file_of_vectors_that_stay(tmp_path)
         assert step["reconstruction"] > 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.pipeline
 def test_the_program_recommends_by_its_own_model(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)  # What exports finds `examples` there.
@@ -105,7 +105,7 @@ def test_the_program_recommends_by_its_own_model(tmp_path, capsys, monkeypatch):
 FOLDERS = ("/home/", "/tmp/", "/root/", "/work/")  # noqa: S108 what no output may name
 
 
-# The quickstart and `examples.program` call in a row what other tests call one by one; the ranking
+# The quickstart calls on the shipped data what `examples.program` does on small ones; the ranking
 # notebook what tests/tasks/ranking/serving do.
 _THOROUGH = {"quickstart", "ranking", "pair", "own_data"}
 

@@ -56,7 +56,7 @@ def test_a_warm_run_makes_its_own_passes_and_reports_what_it_took_over(folders, 
     with on_devices(1):
         told = train(as_stage(of_config), data, tmp_path / "model", base=base)
     steps = EPOCHS * (32 * 30 // 64)
-    assert (told["steps"], told["cold"]) == (steps, None)
+    assert (told["steps"], told["cold"], told["devices"]) == (steps, None, 1)
     warm = told["warm_start"]
     assert warm["base"] == str(base)
     assert (warm["epochs"], warm["warm_starts"], warm["cut"]) == (EPOCHS, 1, 6 * DAY)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.data.beam_config import BeamConfig
-from recsys.data.ingest.tasks import LOCAL_RUNNER, with_local_runner
+from recsys.data.ingest.tasks import LOCAL_RUNNER, runner_of, with_local_runner
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import worker_facts
 from recsys.registry.choice import modules_of
@@ -78,11 +78,9 @@ def engine_args(beam: BeamConfig, root: Path, *parts: Any) -> list[str]:
 
 
 def transform_args(args: Sequence[str]) -> list[str]:
-    """Returns the options for a job of TFT: those of the local runner where an engine can't."""
-    from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
-
-    runner = PipelineOptions(list(args)).view_as(StandardOptions).runner
-    can_run = all(one.runs_tfx for one in ENGINES.values() if one.runner == runner)
+    """Returns Beam's options for features: the local runner's if the engine can't run TFT."""
+    runner = runner_of(args)
+    can_run = all(engine.runs_tfx for engine in ENGINES.values() if engine.runner == runner)
     return with_local_runner(args if can_run else ())
 
 

@@ -129,11 +129,15 @@ def with_local_runner(args: Sequence[str]) -> list[str]:
 
 def is_local(args: Sequence[str]) -> bool:
     """Returns whether the arguments select the local runner, under any of its names."""
+    return runner_of(args).rpartition(".")[2].lower().removesuffix("runner") in _LOCAL_NAMES
+
+
+def runner_of(args: Sequence[str]) -> str:
+    """Returns the runner that the arguments select."""
     from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
     options = PipelineOptions(list(args)).view_as(StandardOptions)
-    runner = options.runner or options.DEFAULT_RUNNER
-    return runner.rpartition(".")[2].lower().removesuffix("runner") in _LOCAL_NAMES
+    return str(options.runner or options.DEFAULT_RUNNER)
 
 
 def uses_threads(like: beam.Pipeline) -> bool:

@@ -306,7 +306,7 @@ class Plan:
 
 
 @settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(nights=st.lists(st.lists(CHANGE, min_size=1, max_size=3), min_size=1, max_size=5))
 def test_any_days_equal_runs_from_scratch(tmp_path_factory, plainly, nights):
@@ -376,6 +376,7 @@ def test_an_empty_span_is_reported_and_stops_nothing(world):
 
 BREAK = {
     "wrong columns": lambda file: file.write_text("user,thing,time,stars\nu,i,1,2\n"),
+    "another format": lambda file: file.write_bytes(b"PAR1" + bytes(40) + b"PAR1"),
     "cut off": lambda file: file.write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03cut"),
     "bad rows": lambda file: file.write_text(
         file.read_text() + "\n".join(["u,i,never,2"] * 10) + "\n"

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from recsys.config import (
@@ -12,6 +13,8 @@ from recsys.config import (
     InteractionsConfig,
     ItemColumns,
     ItemsConfig,
+    UserColumns,
+    UsersConfig,
 )
 from recsys.data.catalogue import Catalogue
 from recsys.data.config import read_event_feature
@@ -160,6 +163,32 @@ def test_too_many_rejected_rows_leave_no_data(raw):
     with pytest.raises(RecsysError, match="R241"):
         ingest(config(raw), raw / "out", progress=False)
     assert sorted(path.name for path in raw.iterdir()) == ["events.csv", "items.csv"]
+
+
+@pytest.mark.slow
+def test_large_sides_have_a_job_each_and_the_same_features(raw, monkeypatch):
+    transform = pytest.importorskip("recsys.data.ingest.transform")
+    (raw / "users.csv").write_text("user,plan\nu0,free\nu1,paid\nu2,free\n")
+    plan = CategoriesFeature(name="plan", column="plan")
+    genres = CategoriesFeature(name="genres", column="genres")
+    sides = {
+        "items": items(raw, features=(genres,)),
+        "users": UsersConfig(
+            files=str(raw / "users.csv"), columns=UserColumns(user="user"), features=(plan,)
+        ),
+    }
+    made = []
+    for limit in (transform._LOCAL_BYTES, 0):
+        monkeypatch.setattr(transform, "_LOCAL_BYTES", limit)
+        out = raw / f"out-{limit}"
+        data = ingest(config(raw, **sides), out, progress=False)
+        of_items, of_users = data.catalogue.features, data.user_features
+        made.append(
+            [(f.name, [*f.tokens], np.asarray(f.bags).tolist()) for f in (*of_items, *of_users)]
+        )
+        assert not list(out.rglob(".transform-*"))
+    assert [name for name, *_ in made[0]] == ["genres", "plan"]
+    assert made[0] == made[1]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def encoded(world, one, pairs, **moment):
 
 
 @example(seed=1048575, rule=("random", 0), options={})  # Rows newer than all positives.
-@settings(max_examples=4)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**20),
     rule=st.sampled_from([("time", 0), ("time", 1), ("time", DAY), ("random", 0)]),

@@ -13,6 +13,7 @@ from row_worlds import LABELS, ingested, shown
 
 import recsys
 from recsys.bundles.publishing import publish
+from recsys.config import ExportConfig
 from recsys.data.statistics import StatisticsState
 from recsys.errors import RecsysError, UsageError
 from recsys.forget.files import Names
@@ -65,7 +66,13 @@ class World:
         self.model_folder = folder / "model"
         write_model(self.model_folder, result, self.data)
         self.maps = load_calibration(self.model_folder, self.model.label_names)
-        self.bundle = recsys.export(self.model_folder, self.data, folder / "bundle", name="shop")
+        self.bundle = recsys.export(
+            self.model_folder,
+            self.data,
+            folder / "bundle",
+            name="shop",
+            config=ExportConfig(latency_ms=1e5),
+        )
         self.graph = SavedModelGraph(self.bundle)
 
     def predicted(self, inputs):
@@ -226,6 +233,7 @@ def test_the_manifest_names_labels_and_columns(world):
     assert [*manifest["history"]] == ["buy", "click", "device"]
     assert manifest["counts"] == {"users": 25, "items": 12}
     assert manifest["max_difference"] < 1e-3
+    assert manifest["latency_ms"]["p99"] < 1e5
     card = (world.bundle / "MODEL_CARD.md").read_text()
     assert "| `buy` | probability of both `click` and `buy` | temperature |" in card
 

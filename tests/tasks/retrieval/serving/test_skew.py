@@ -32,11 +32,14 @@ _USERS = {
     "columns": {"user": "uid"},
     "features": [
         {"name": "plan", "column": "plan", "kind": "category"},
+        {"name": "shared", "column": "plan", "kind": "category", "hash_buckets": 3},
         {"name": "bio", "column": "bio", "kind": "words"},
         {"name": "score", "column": "score", "kind": "number", "buckets": 5},
+        {"name": "age", "column": "age", "kind": "number", "buckets": 3},
         {"name": "rank", "column": "age", "kind": "number", "as": "dense", "scale": "log"},
         {"name": "part", "column": "score", "kind": "number", "as": "dense"},
         {"name": "taste", "column": "taste", "kind": "vector", "width": 2},
+        {"name": "both", "kind": "cross", "of": ["plan", "age"], "hash_buckets": 40},
     ],
 }
 # Composed and decomposed, blanks of every kind around and inside, quotes, signs, case.
@@ -121,7 +124,7 @@ def test_raw_texts_become_the_rows_that_training_read(skew, side, config):
     for name, found in rows.items():
         np.testing.assert_allclose(found["served"], found["trained"], rtol=1e-6, err_msg=name)
         # The rows say something: several tokens, and nothing where nothing is.
-        assert len({token for bag in found["trained"] for token in bag}) > 2, name
+        assert len({token for bag in found["trained"] for token in bag}) > 3, name
         is_always_there = name in ("score", "part", "taste")
         assert is_always_there or any(not any(bag) for bag in found["trained"]), name
 
