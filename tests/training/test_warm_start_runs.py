@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from training_runs import Run, assert_same_bits, on_devices
+from training_runs import Run, assert_same_bits
 from warm_worlds import DAY, STAGE, Folder, World, save_base, stage
 
 from recsys.config import TrainStage
@@ -46,17 +46,16 @@ def folders(tmp_path_factory):
 
 
 def test_a_warm_run_makes_its_own_passes_and_reports_what_it_took_over(folders, tmp_path):
-    """In this process, on one device."""
+    """In this process, on eight devices."""
     base, data, *_ = folders
     of_config = asked(
         schedule={"kind": "linear", "warmup_steps": 10, "end": 0.0},
         batch_size=64,
         checkpoint={"every_steps": 1000},
     )
-    with on_devices(1):
-        told = train(as_stage(of_config), data, tmp_path / "model", base=base)
+    told = train(as_stage(of_config), data, tmp_path / "model", base=base)
     steps = EPOCHS * (32 * 30 // 64)
-    assert (told["steps"], told["cold"], told["devices"]) == (steps, None, 1)
+    assert (told["steps"], told["cold"], told["devices"]) == (steps, None, 8)
     warm = told["warm_start"]
     assert warm["base"] == str(base)
     assert (warm["epochs"], warm["warm_starts"], warm["cut"]) == (EPOCHS, 1, 6 * DAY)

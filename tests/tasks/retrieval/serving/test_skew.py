@@ -123,8 +123,10 @@ def test_raw_texts_become_the_rows_that_training_read(skew, side, config):
     assert set(rows) == {feature["name"] for feature in config["features"]}
     for name, found in rows.items():
         np.testing.assert_allclose(found["served"], found["trained"], rtol=1e-6, err_msg=name)
-        # The rows say something: several tokens, and nothing where nothing is.
-        assert len({token for bag in found["trained"] for token in bag}) > 3, name
+        # The rows say something: several tokens, and nothing where nothing is. Beside 3.4e38, all
+        # other numbers of `part` are one, or two by TFT's rounding, which differs between runs.
+        least = 2 if name == "part" else 3
+        assert len({token for bag in found["trained"] for token in bag}) > least, name
         is_always_there = name in ("score", "part", "taste")
         assert is_always_there or any(not any(bag) for bag in found["trained"]), name
 
